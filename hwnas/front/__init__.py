@@ -1,1 +1,1 @@
-"""Fronts: make finalists, score and time them in the deployment runtime, compare and report them."""
+"""Make the finalists' files, score and time them in the deployment runtime, compare them and report the front."""

@@ -1,4 +1,4 @@
-"""`card.md`: what a network is, how to feed and load it, and its measurements with place and date."""
+"""`card.md` says what a network is, how to feed and load it, and gives its measurements with place and date."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ if TYPE_CHECKING:
     from hwnas.front.pairs import Pair
     from hwnas.training.job import TrainingJob
 
-MOST_CLASSES = 20  # that a card names
-_ANYWHERE = ("openvino", "onnxruntime")
+MOST_CLASSES = 20  # that a card names, from the worst on
+_ANYWHERE = ("openvino", "onnxruntime")  # runtimes that read ONNX files
 
 
 def card_text(row: FrontRow, data: Dataset, target: Target, *, date: str, runtime: str, recipe: str = "",
               quantised: str = "", recall: Mapping[str, float] = MappingProxyType({}), machine: str = "",
               pair: Pair | None = None) -> str:
-    """Text of `card.md`.
+    """Return the text of `card.md`.
 
     Args:
-        row: The network. One without a target is not deployed yet, one without an architecture a file of unknown
-            origin.
-        data: Its images and classes, as it is fed them.
-        target: How it is deployed.
+        row: The network. Without a target it is not deployed yet; without an architecture its origin is unknown.
+        data: Images and classes, prepared as the network takes them.
+        target: The deployment.
         date: The day of the measurement.
         runtime: Name and version.
         recipe: How it was trained, one line.
@@ -68,20 +67,20 @@ def card_text(row: FrontRow, data: Dataset, target: Target, *, date: str, runtim
 
 
 def training_card(job: TrainingJob, summary: Mapping[str, Any]) -> str:
-    """Text of the card of a training that has ended: its fp32 file, scored in ONNX Runtime and not timed."""
+    """Return the card of a training that has ended: its fp32 file is scored in ONNX Runtime and not timed."""
     row = replace(
         FrontRow.of(job.network, host=summary["host"], top1_test_fp32=summary["top1_test"], n_test=summary["n_test"],
                     top1_test_low=summary["top1_test_low"], top1_test_high=summary["top1_test_high"],
                     metric=load_task(job.dataset.task).metric),
         params=summary["params"], macs=summary["macs"])
-    told = ", ".join(f"{key} {value}" for key, value in job.identity.items() if value not in (None, 0, 0.0))
-    return card_text(row, job.dataset, replace(FP32, batch=1), recipe=f"{told}.", runtime=f"onnxruntime "
+    facts = ", ".join(f"{key} {value}" for key, value in job.identity.items() if value not in (None, 0, 0.0))
+    return card_text(row, job.dataset, replace(FP32, batch=1), recipe=f"{facts}.", runtime=f"onnxruntime "
                      f"{summary['versions']['onnxruntime']}",
                      date=datetime.fromtimestamp(job.summary.stat().st_mtime, UTC).date().isoformat())
 
 
 def _kind(row: FrontRow) -> str:
-    """Return what the network is, as the beginning of a sentence."""
+    """Return the network's kind, as the beginning of a sentence."""
     if row.is_control:
         return f"The known network {row.name} of the search's space" if row.is_known else \
             f"A network drawn at random, a control of {row.control_of},"
@@ -96,7 +95,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 def _used_in(name: str, row: FrontRow, target: Target, onnx: Path, versions: str, task: str
              ) -> tuple[Shown, str, str, str]:
-    """A runtime, the file that it loads, what pip installs for it, and what is known of its speed."""
+    """Return a runtime, the file that it loads, the package to install with pip, and a sentence on its speed."""
     runtime = load_runtime(name)
     assert isinstance(runtime, Shown)
     file, measured = str(deployed_of(onnx, name)), re.search(rf"\b{name} (\d[\w.]*)", versions)
@@ -105,7 +104,7 @@ def _used_in(name: str, row: FrontRow, target: Target, onnx: Path, versions: str
 
 
 def _speed(row: FrontRow, target: Target, runtime: str, file: str, task: str) -> str:
-    """The latency that was measured with the lines above, or that none was."""
+    """Return the latency that was measured in this runtime, or say that none was."""
     if target.runtime == runtime and row.verified and row.latency_ms is not None:
         return f"Measured: {_ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)} a batch, see below."
     if target.precision == "int8" and target.runtime != runtime:
@@ -118,7 +117,7 @@ def _speed(row: FrontRow, target: Target, runtime: str, file: str, task: str) ->
 
 
 def _in_torch(row: FrontRow, data: Dataset) -> str:
-    """Lines that load the weights in the card's folder."""
+    """Return lines of Python that load the weights in the card's folder."""
     n_classes, around = len(data.class_names), row.name
     if isinstance(row.network, FoundNetwork):
         around = row.network.architecture.around
@@ -132,7 +131,7 @@ def _in_torch(row: FrontRow, data: Dataset) -> str:
 
 
 def _measured(row: FrontRow) -> list[tuple[str, str]]:
-    """Names and values of the card's table, empty where nothing is known."""
+    """Return names and values of the card's table. Unknown values are empty."""
     bounds = (row.top1_test_low, row.top1_test_high, row.n_test)
     calls_ms = (row.latency_ms_p50, row.latency_ms_p90, row.latency_ms_p99)
     calls = ", ".join("too few calls" if value is None else f"{value:.4g}" for value in calls_ms)

@@ -1,5 +1,5 @@
-"""Which network of a front is to be deployed, and does the search beat random networks of its space and the baselines?
-A sentence each, by paired intervals."""
+"""Say which network of a front to deploy, and whether the search beats random networks of its space and the baselines.
+Each answer is a sentence, by paired intervals."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hwnas.tasks.task import BootstrapGrades, Grades, trunk_of
 Verdict = Literal["int8 loses", "deploy", "beats", "faster", "does not beat", "none as fast", "not comparable",
                   "under-trained"]
 AS_LONG = 0.95  # of a finalist's training steps, which a control of it must have had
-MARGIN = 0.005  # top-1 that may be lost where networks are called equally accurate
-EQUAL = 0.05  # share by which latencies may differ that are called equal
-FEWER_STEPS = 1 / 3  # a baseline that had fewer than this share of a finalist's steps is not said to be beaten
-LEARNT = 0.5  # a baseline below this share of the best finalist's top-1 has hardly been trained: a judgement
-CONTROLS, TRAINING = "controls", "training"  # names of the comparison with them, and of the warning on the race
-MUCH = 0.01  # top-1 that int8 takes: from there on another precision is named
-_OPENVINO = ("xeon_", "epyc_", "openvino_")  # targets that have one of bf16 beside them
-WIDE = 0.04  # of the interval of a top-1: from there on it stands beside the figure
-DEPLOY: Literal["deploy"] = "deploy"  # name and verdict of the sentence on it
+MARGIN = 0.005  # networks are called equally accurate up to this loss of top-1
+EQUAL = 0.05  # latencies are called equal up to this share
+FEWER_STEPS = 1 / 3  # a baseline with fewer than this share of a finalist's steps is not called beaten
+LEARNT = 0.5  # a baseline below this share of the best finalist's top-1 has hardly learnt: a judgement
+CONTROLS, TRAINING = "controls", "training"  # names of the comparison with controls, and of the warning on training
+MUCH = 0.01  # from this loss of top-1 by int8 on, another precision is recommended
+_OPENVINO = ("xeon_", "epyc_", "openvino_")  # targets for which there is one in bf16
+WIDE = 0.04  # from this width on, the interval of a top-1 is shown
+DEPLOY: Literal["deploy"] = "deploy"  # name and verdict of the sentence on what to deploy
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Comparison:
     """An entry of `comparisons.json`.
 
     A baseline, a known network of the space, or all random controls, against finalists. `difference` is finalist minus
-    rival top-1, `low` and `high` its 95 % interval.
+    rival top-1; `low` and `high` are its 95 % interval.
 
-    Against a baseline or a known network, `finalist` is the best one that is not slower. The verdict is `beats` where
-    it is more accurate, and `faster` where another one is at most MARGIN less accurate and faster. Bonferroni's
-    correction widens the interval, because the best of `n_eligible` finalists was chosen. Against the controls each is
-    held against the finalist it was drawn for; the difference is the mean over the `n_eligible` pairs.
+    Against a baseline or a known network, `finalist` is the best one that is not slower. The verdict is `beats` if it
+    is more accurate, and `faster` if another one is at most MARGIN less accurate and faster. Bonferroni's correction
+    widens the interval, because the best of `n_eligible` finalists was chosen. Each control is compared with the
+    finalist that it was drawn for; the difference is the mean over the `n_eligible` pairs.
     """
 
     baseline: str
@@ -56,23 +56,22 @@ class Comparison:
 
 def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, Grades], cap_ms: float | None = None
                      ) -> list[Comparison]:
-    """Return what to deploy, as the first sentence on a front. Of networks that keep the cap, it is the fastest that is
-    at most MARGIN less accurate than the most accurate one (95 % confidence). Empty if none was verified. The sentence
-    says how far it stays below `cap_ms`.
-
-    Of n faster networks the fastest is picked, so each interval is widened for n (Bonferroni). The sentence goes on
-    with the most accurate obvious cut on full images, if there is one beside the search: at its top-1, how many
-    times as fast is the fastest network that is at most MARGIN less accurate?
-    """
+    """Return what to deploy, as the first sentence on a front; empty if no verified finalist keeps the cap. It is the
+    fastest of the networks within the cap that is at most MARGIN less accurate than the most accurate one (95 %
+    confidence). The sentence says how far it stays below `cap_ms`. The fastest is chosen from n faster networks, so
+    each interval is widened for n (Bonferroni). If there are obvious cuts beside the search, the sentence goes on with
+    the most accurate one: how many times as fast is the fastest finalist that is at most MARGIN less accurate?"""
     able = [row for row in rows if is_usable(row, correct) and row.meets_cap is not False and not row.control_of]
     if not any(row.is_finalist for row in able):
         return []
+    # The network to deploy, with its figures and its place below the cap.
     best = max(able, key=lambda row: (top1_of(row), -(row.latency_ms or 0.0)))
     row = _fastest_as_good(best, able, correct)
     text = f"Deploy models/{row.id}: {figures_of(row)}"
     if cap_ms is not None and row.latency_ms is not None:
         text += f", {100 * max(0.0, 1 - row.latency_ms / cap_ms):.0f} % below the cap of {cap_ms:g} ms"
     capped = " that keeps the cap" * any(each.meets_cap is not None for each in able)
+    # Why this one: it is the most accurate one itself, or the fastest that is as good.
     low, high = best.top1_test_low or 0.0, best.top1_test_high or 1.0
     within = f" (95 %: {100 * low:.1f} to {100 * high:.1f} %)" if high - low > WIDE else ""
     unknown = [each for each in rows if not each.verified and not each.control_of and each.top1_test is not None]
@@ -80,6 +79,7 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, Grades], ca
     text += (f"{within}: no network{capped}{of} is more accurate" if row.id == best.id else
              f": of the networks{of} that lose at most {100 * MARGIN:.1f} points (95 %) to the most accurate one, "
              f"{figures_of(best)}{within}, it is the fastest")
+    # Networks that could not be timed may be better still.
     if better := [each for each in unknown if top1_of(each) > top1_of(best)]:
         most = max(better, key=top1_of)
         about = "" if most.latency_ms_predicted is None else f", predicted {most.latency_ms_predicted:.3g} ms"
@@ -99,15 +99,14 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, Grades], ca
 
 
 def shown_row(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, Any]]) -> FrontRow | None:
-    """The network that is to be deployed, otherwise the most accurate one of the verified front; None where there is
-    none."""
+    """Return the network to deploy, otherwise the most accurate one of the verified front; None if there is none."""
     deployed = {str(item.get("finalist")) for item in comparisons if item.get("verdict") == DEPLOY}
     front = [row for row in rows if row.on_front and row.verified]
     return next((row for row in rows if row.id in deployed), max(front, key=top1_of, default=None))
 
 
 def _fastest_as_good(best: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> FrontRow:
-    """The fastest of `rows` that is at most MARGIN less accurate than `best`, which may be itself."""
+    """Return the fastest of `rows` that is at most MARGIN less accurate than `best`, or `best` itself."""
     faster = sorted((row for row in rows if (row.latency_ms or 0.0) < (best.latency_ms or 0.0)),
                     key=lambda row: row.latency_ms or 0.0)
     for row in faster:
@@ -121,6 +120,7 @@ def _beside(cut: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, Grade
     mine = _fastest_as_good(cut, [row for row in rows if row.is_finalist], correct)
     if mine.id == cut.id:
         return f". No finalist is faster than the best obvious cut, {figures_of(cut)}, and as accurate"
+    # The ratio's interval is the widest one that both intervals of latency allow.
     low, high, cut_low, cut_high = (end or row.latency_ms or 1.0 for row in (mine, cut)
                                     for end in (row.latency_ms_low, row.latency_ms_high))
     ratio = (cut.latency_ms or 0.0) / (mine.latency_ms or 1.0)
@@ -130,12 +130,10 @@ def _beside(cut: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, Grade
 
 
 def compare(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> list[Comparison]:
-    """One comparison with the random controls, and one for each known network and each baseline name, in the order of
-    `rows`. The better of a baseline's variants counts.
-
-    The better variant is the one over which the search leads least.
-    If no finalist is as fast as a variant, the other variant counts, and its sentence mentions this one.
-    """
+    """Return a comparison with the random controls, and one for each whole or known network and each baseline name, in
+    the order of `rows`. Baselines that have learnt too little are left out. The better of a baseline's variants counts:
+    the one over which the search leads least. If no finalist is as fast as a variant, the other variant counts, and its
+    sentence mentions this one."""
     finalists = [row for row in rows if row.is_finalist and not row.is_whole and is_usable(row, correct)
                  and row.meets_cap is not False]
     why_none = _why_none(rows, correct)
@@ -150,9 +148,9 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> list[Com
 
 def compare_precisions(rows: Sequence[FrontRow], grades: Mapping[str, Grades], names: Sequence[str]
                        ) -> list[Comparison]:
-    """A sentence on each network that is deployed in int8 and answers worse than in fp32 by more than its interval,
-    with the class that it answers worst."""
-    said = []
+    """Return a sentence on each network that loses top-1 by its deployment in int8: its fp32 top-1 is above the
+    interval of the deployed file. The sentence names the class that it answers worst."""
+    comparisons = []
     for row in rows:
         if (row.precision != "int8" or row.id not in grades or row.top1_test is None or row.top1_test_fp32 is None
                 or row.top1_test_high is None or row.top1_test_high >= row.top1_test_fp32):
@@ -164,28 +162,29 @@ def compare_precisions(rows: Sequence[FrontRow], grades: Mapping[str, Grades], n
                     f"{row.top1_test:.2%} deployed (95 %: {row.top1_test_low:.2%} to {row.top1_test_high:.2%}), "
                     f"{row.top1_test_fp32:.2%} in fp32. Its worst class is {worst} ({shares[worst]:.1%}). A "
                     "target in fp32 or bf16 keeps it.")
-        said.append(Comparison(row.id, row.name, "int8 loses", sentence, row.id, -lost))
-    return said
+        comparisons.append(Comparison(row.id, row.name, "int8 loses", sentence, row.id, -lost))
+    return comparisons
 
 
 def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> tuple[list[Comparison], set[str]]:
-    """A warning where a network of a family is clearly less accurate than a smaller one of it, or a baseline answers
-    less than half as much rightly as the best finalist: it learns more slowly, and was not given the time. A family is
-    what timm calls alike up to the first digit or underscore. And the `trained_id` of all on which no verdict is given.
-    """
+    """Return a warning about the worst baseline that had too little time to learn, if any, and the `trained_id` of all
+    that get no verdict. Under-trained is a baseline that is clearly less accurate than a smaller one of its family. So
+    is one with less than half of the best finalist's top-1. A family is what timm calls alike up to the first digit or
+    underscore."""
     baselines = sorted((row for row in rows if row.is_baseline and is_usable(row, correct)), key=lambda row: row.macs)
     best = max((row for row in rows if row.is_finalist and is_usable(row, correct)), default=None, key=top1_of)
+    # 1. Baselines far below the best finalist. The warning is about the worst baseline, by its better variant.
     hardly_learnt = [row for row in baselines if best is not None and top1_of(row) < LEARNT * top1_of(best)]
-    # Of a baseline's variants the better one counts.
     learnt = {_whole_name(row): row for row in sorted(baselines, key=top1_of)}
-    worst, least, why = min(learnt.values(), default=None, key=top1_of), 0.0, ""
+    worst, gap, why = min(learnt.values(), default=None, key=top1_of), 0.0, ""
     if best is not None and worst is not None and worst in hardly_learnt:
         why = f"{figures_of(worst)} has hardly learnt anything beside {figures_of(best)}"
+    # 2. A larger network that is clearly less accurate than a smaller one of its family; the largest gap counts.
     for smaller, larger in combinations(baselines, 2):
         if _race(smaller) == _race(larger) and smaller.macs < larger.macs:
             difference, low, _ = correct[smaller.id].minus(correct[larger.id])
-            if low > 0 and difference > least:
-                worst, least = larger, difference
+            if low > 0 and difference > gap:
+                worst, gap = larger, difference
                 why = f"{figures_of(larger)} lies below the smaller {figures_of(smaller)}"
     if worst is None or not why:
         return [], {row.trained_id for row in hardly_learnt}
@@ -197,7 +196,7 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> t
 
 
 def top1_of(row: FrontRow) -> float:
-    """Top-1 of a row that was scored in the deployment runtime."""
+    """Return the top-1 of a row that was scored in the deployment runtime."""
     return row.top1_test or 0.0
 
 
@@ -212,20 +211,21 @@ def _race(row: FrontRow) -> tuple[str, bool, str, int, str]:
 
 
 def _whole_name(row: FrontRow) -> str:
-    """A baseline's name: of an obvious cut that of the network that it is cut from."""
+    """Return a baseline's name; for an obvious cut, the name of the network that it is cut from."""
     return row.name.removesuffix(f"-{row.network.obvious}") if row.network is not None else row.name
 
 
 def family(name: str) -> str:
-    """`mobilenetv` of `mobilenetv3_large_100`, whatever head is on it."""
+    """Return the family of a timm network, with any task's head: `mobilenetv` of `mobilenetv3_large_100`."""
     return re.split(r"[\d_]", trunk_of(name)[1], maxsplit=1)[0]
 
 
 def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> Comparison:
-    """Finalists against the random networks that are predicted to be as fast."""
+    """Compare finalists with the random networks that are predicted to be as fast."""
     by_id = {row.id: row for row in rows if is_usable(row, correct)}
     pairs = [(by_id[row.control_of], row) for row in rows
              if row.is_control and row.id in by_id and row.control_of in by_id]
+    # Only pairs with equally long training are fair.
     fewer = [(mine, theirs) for mine, theirs in pairs if (theirs.steps or 0) < AS_LONG * (mine.steps or 0)]
     pairs = [pair for pair in pairs if pair not in fewer]
     if not pairs:
@@ -235,6 +235,7 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> C
                    f"it was drawn for, for {fewer[0][0].steps}")
         return Comparison(CONTROLS, CONTROLS, "not comparable", "The search cannot be compared with random networks of "
                           f"its space: {why}.")
+    # The search beats them if it is more accurate on average, and not slower as measured.
     difference, low, high = _mean_difference([(correct[mine.id], correct[theirs.id]) for mine, theirs in pairs])
     ratio = float(np.exp(np.mean([np.log((mine.latency_ms or 1.0) / (theirs.latency_ms or 1.0))
                                   for mine, theirs in pairs])))
@@ -252,7 +253,7 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> C
 
 
 def _mean_difference(pairs: Sequence[tuple[Grades, Grades]]) -> tuple[float, float, float]:
-    """Return how much better the first of each pair is, in the mean over pairs, with the 95 % interval over images."""
+    """Return how much better the first of each pair is, on average over pairs, with the 95 % interval over images."""
     drawn: Any = [mine.drawn - theirs.drawn for mine, theirs in pairs
                   if isinstance(mine, BootstrapGrades) and isinstance(theirs, BootstrapGrades)]
     if drawn:
@@ -260,7 +261,7 @@ def _mean_difference(pairs: Sequence[tuple[Grades, Grades]]) -> tuple[float, flo
                 *percentiles(np.mean(drawn, axis=0)))
     apart = np.mean([mine.per_image.astype(float) - theirs.per_image for mine, theirs in pairs], axis=0)
     difference, low, high = bootstrap_mean(*np.unique(apart, return_counts=True))
-    # Where few images differ, the bootstrap knows too little: 0 is outside only if the exact test says so.
+    # If few images differ, the bootstrap knows too little: 0 is outside only if the exact test says so.
     exact_low, exact_high = paired_interval(int((apart > 0).sum()), int((apart < 0).sum()), len(apart))
     low = min(low, exact_low) if len(pairs) == 1 or exact_low <= 0 < low else low
     high = max(high, exact_high) if len(pairs) == 1 or high < 0 <= exact_high else high
@@ -273,7 +274,7 @@ def is_usable(row: FrontRow, correct: Mapping[str, Grades]) -> bool:
 
 
 def _why_none(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> str:
-    """Return why no finalist can be compared, where none can."""
+    """Return why no finalist can be compared, if none can."""
     usable = [row for row in rows if row.is_finalist and is_usable(row, correct)]
     if not usable:
         return "no finalist was verified"
@@ -290,6 +291,7 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
         text = why_none if usable else f"the {variants[0].kind} was not verified: {reason.rstrip('.')}"
         name = variants[0].name
         return Comparison(variants[0].id, name, "not comparable", f"The search cannot be compared with {name}: {text}.")
+    # The variant counts over which the search leads least. If every one is faster than all finalists, the best counts.
     comparisons = {row.id: _against(row, finalists, correct) for row in usable}
     with_rival = [row for row in usable if comparisons[row.id].difference is not None]
     if not with_rival:
@@ -298,6 +300,7 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
     chosen = comparisons[baseline.id]
     extra = "".join(f" ({figures_of(row)} is faster than every finalist.)" for row in usable if row not in with_rival)
     rival = next(row for row in finalists if row.id == chosen.finalist)
+    # A win over a baseline that was trained far less proves nothing.
     if chosen.verdict in ("beats", "faster") and (baseline.steps or math.inf) < FEWER_STEPS * (rival.steps or 0):
         return Comparison(baseline.id, baseline.name, "not comparable", f"No verdict on {describe(baseline)}: it was "
                           f"trained for {baseline.steps:,} steps, and finalist {describe(rival)} for {rival.steps:,}. "
@@ -307,6 +310,7 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
 
 def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
              correct: Mapping[str, Grades]) -> Comparison:
+    # No slower: within the baseline's interval and within EQUAL of its latency.
     limit = min(baseline.latency_ms_high or math.inf, (1 + EQUAL) * (baseline.latency_ms or 0.0))
     eligible = [row for row in finalists if (row.latency_ms or 0.0) <= limit]
     who = describe(baseline)
@@ -334,8 +338,9 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
 
 def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping[str, Grades]
               ) -> Comparison | None:
-    """The fastest finalist that is clearly faster and, within MARGIN, no less accurate; None where there is none."""
+    """Compare the fastest finalist that is clearly faster and at most MARGIN less accurate; None if there is none."""
     for row in sorted(eligible, key=lambda row: row.latency_ms or 0.0):
+        # Clearly faster: the intervals are apart by EQUAL.
         if (row.latency_ms_high or row.latency_ms or 0.0) * (1 + EQUAL) > (baseline.latency_ms_low
                                                                            or baseline.latency_ms or 0.0):
             return None
@@ -351,8 +356,8 @@ def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping
 
 def difference_of(finalist: FrontRow, baseline: FrontRow, correct: Mapping[str, Grades], chosen_of: int
                   ) -> tuple[float, float, float]:
-    """Return how much more accurate one network is than another, with its 95 % interval, widened for having had
-    `chosen_of` to choose from."""
+    """Return how much more accurate one network is than another, with its 95 % interval. The interval is widened
+    because the network was chosen from `chosen_of`."""
     return correct[finalist.id].minus(correct[baseline.id], confidence=1 - 0.05 / chosen_of)
 
 
@@ -372,15 +377,15 @@ def _both(finalist: FrontRow, baseline: FrontRow) -> str:
 
 
 def describe(row: FrontRow) -> str:
-    """Return what a row is called in sentences, tables and pictures: a letter that one can say, and a known network's
-    name or otherwise the id, or both."""
+    """Return the name of a row in sentences, tables and pictures: a finalist's letter, and the id. A known network has
+    its name too, or instead of the id."""
     name = "" if row.id.startswith(row.name) else row.name
     rest = row.deployment if row.label and name else row.id
     return " ".join(filter(None, (row.label, name, rest)))
 
 
 def figures_of(row: FrontRow, named: bool = True) -> str:
-    """Return what a network is called, its top-1 and its latency, as in `C 2d6ca7d1 96.60 % in 0.078 ms`."""
+    """Return a network's name, top-1 and latency, as in `C 2d6ca7d1 96.60 % in 0.078 ms`."""
     return f"{f'{describe(row)} ' * named}{100 * top1_of(row):.2f} % in {row.latency_ms or 0.0:.3g} ms"
 
 
@@ -391,5 +396,5 @@ def _shortfall(difference: float, metric: str) -> str:
 
 
 def format_signed(difference: float) -> str:
-    """A difference in points, with its sign."""
+    """Return a difference in points, with its sign."""
     return f"{100 * difference:+.2f}".replace("-", "−")

@@ -1,5 +1,5 @@
-"""The front as a picture to explore: the networks of a run as data in its page, drawn by plotly.js, which is in the
-page too."""
+"""The front as a picture to explore: the networks of a run as data in its page. plotly.js, which is in the page too,
+draws them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ else:
 PAIR = "pair, mean latency (estimate)"
 KINDS = {"searched": ("#1f5fbf", "circle"), "obvious cut": ("#c2410c", "triangle-up"),
          "whole network": ("#7c3aed", "star"), "baseline": ("#c2410c", "diamond"), "known network": ("#5b7083", "x"),
-         "random network": ("#98a2b3", "square"), PAIR: ("#0e9384", "pentagon")}  # how they are drawn
+         "random network": ("#98a2b3", "square"), PAIR: ("#0e9384", "pentagon")}  # colour and symbol of each kind
 
 
 def explore_values(rows: Sequence[FrontRow], pairs: Sequence[Pair], environment: Mapping[str, Any], folder: str
@@ -37,10 +37,10 @@ def explore_values(rows: Sequence[FrontRow], pairs: Sequence[Pair], environment:
     """Return what the template needs for the picture to explore, see `page_values`; empty if no network was measured.
 
     Args:
-        rows: Of the front.
-        pairs: Of its networks.
-        environment: Of the run; it describes the targets.
-        folder: Of the run, for the command that copies a network's files.
+        rows: Rows of the front.
+        pairs: Pairs of its networks.
+        environment: The run's environment, which describes the targets.
+        folder: The run's folder, for the command that copies a network's files.
     """
     shown = [row for row in rows if row.verified and all(
         value is not None and 0 <= value < math.inf for value in (row.latency_ms, row.top1_test))]
@@ -55,25 +55,25 @@ def explore_values(rows: Sequence[FrontRow], pairs: Sequence[Pair], environment:
 
 def page_values(points: Sequence[Mapping[str, Any]], kinds: Mapping[str, tuple[str, str]], axis: str, button: str,
                 cap_ms: float | None) -> dict[str, str]:
-    """Return `plotly`, its program, `data`, JSON, and the text of the `button`.
+    """Return the template's values: `plotly` is the program, `data` is JSON, and `button` the text of the button.
 
     Args:
         points: A mapping for each network: `id`, `kind`, `runtime`, `precision`, `threads`, `latency_ms`, `top1` (from
-            0 to 1) with `_low` and `_high`, `front` (points compete with those of the same), `can_be_picked`, `told`
-            (lines about it), and `copy`, the command that the button shows.
+            0 to 1) with `_low` and `_high`, `can_be_picked`, and `front`. Points with the same `front` compete. `told`
+            has lines of text, and `copy` is the command that the button shows.
         kinds: Colour and symbol of each kind.
         axis: Label of the upright axis.
         button: Its text.
         cap_ms: The place of the slider; None: the slowest network.
     """
     text = json.dumps(finite({"points": points, "kinds": kinds, "axis": axis, "cap_ms": cap_ms}), allow_nan=False)
-    # Inside a script element only "<" could end it, and as this escape it stands for itself in JSON.
+    # Only "<" could end the script element that holds the data. JSON reads this escape as "<".
     return {"plotly": str(plotly_offline.get_plotlyjs()), "data": text.replace("<", "\\u003c"), "button": button}
 
 
 @cache
 def load_template(name: str) -> Template:
-    """A template beside this file; in those of pages text from outside is escaped."""
+    """Return a template that is beside this file. In templates of pages, text from outside is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("hwnas.front", "."), autoescape=name.endswith(".html.j2"), trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
@@ -83,12 +83,13 @@ def load_template(name: str) -> Template:
 
 
 def shown_ms(value: float | None) -> str:
-    """A latency with three digits."""
+    """Return a latency with three digits."""
     return "not known" if value is None else f"{value:#.3g}".rstrip(".") + " ms"
 
 
 def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[str, Any]:
     section, interval = environment.get("target") or {}, ""
+    # The row's own target, if the run has several.
     several = [each for each in section.get("targets") or () if isinstance(each, dict)]
     target = next((each for each in several if each.get("name") == row.target), section)
     price = next((cost for cost in row.costs if cost.name == "price"), None)
@@ -109,8 +110,8 @@ def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[s
 
 
 def _pair_point(pair: Pair, accurate: Mapping[str, Any], rows: Sequence[FrontRow], folder: str) -> dict[str, Any]:
-    """Return the point of a pair, of that of its second network. The slider's cap is on single calls, so that it is
-    picked by a click alone."""
+    """Return the point of a pair, made from that of its second network. The slider's cap is on single calls, so a pair
+    is picked only by a click."""
     return {**accurate, "id": pair.id, "kind": PAIR, "latency_ms": pair.latency_ms_mean,
             "latency_ms_low": pair.latency_ms_mean_low, "latency_ms_high": pair.latency_ms_mean_high,
             "top1": pair.top1_test, "top1_low": pair.top1_test_low, "top1_high": pair.top1_test_high,

@@ -1,4 +1,4 @@
-"""Choose the finalists among the trials, and draw random networks beside them.
+"""Choose the finalists among the trials, and draw random networks to compare them with.
 
 Training and verification fill in their rows of the front later.
 """
@@ -23,13 +23,13 @@ from hwnas.study.objective import Predict, known_costs, upper_ms
 from hwnas.system.run_folder import ESTIMATED
 
 Trial = Mapping[str, Any]  # a row of trials.csv
-NEAR = 0.2  # share of the cap that a network may lie below it and still show what it buys
-ENOUGH = 6  # networks whose spread says something
+NEAR = 0.2  # a network shows what the cap buys if it is at most this share faster
+ENOUGH = 6  # least number of networks whose spread can be judged
 
 
 def finalists_of(trials: Sequence[Trial], network_of: Callable[[Trial], Network], k: int, target: str, host: str,
                  cap_ms: float | None = None, by_reward: bool = False) -> list[FrontRow]:
-    """The chosen finalists as rows of the later front. `network_of` gives the network of a row of trials.csv."""
+    """Return the chosen finalists as rows of the later front. `network_of` gives the network of a row of trials.csv."""
     usable = usable_trials(trials)
     winner = reward_winner(usable)
     return [FrontRow.of(
@@ -44,24 +44,25 @@ def choose_finalists(trials: Sequence[Trial], k: int, cap_ms: float | None = Non
                      ) -> list[Trial]:
     """Choose at most `k` rows of trials.csv, spread over the front's log cost, fastest first.
 
-    Rows count with the top-1 that the model of all trials believes in (`top1_estimated`): that of the best of many
-    short trainings is too high, as much of it is luck. Without a model it is the trial's own.
-    The cost is the one that the search minimised: latency, unless the rows say otherwise. Its range over the front is
-    cut into k equal parts, and the row with the best validation top-1 of each part is chosen. A part without a row
-    gives its place to the row of the front that is farthest, in log cost, from those chosen.
-    With `cap_ms`, the parts are those of the range from the fastest network to the cap, over all rows: short trainings
-    rank networks by how fast they learn, and who allows so many milliseconds wants to see what they buy.
-    With two costs, the parts are neighbourhoods of k rows: the most accurate one, and then always the one farthest
-    from those before. If the front has fewer than k rows, the next layers fill it by top-1.
-    The row with the highest reward is always chosen, and so is, with `cap_ms`, the most accurate row within 20 % of the
-    cap, unless the model's intervals say that a faster one is better. Each replaces the nearest chosen row in log cost,
-    but never the most accurate one, unless there is a single place and the search was for the reward (`by_reward`).
-    StudyError when no trial was evaluated.
+    Rows count with the top-1 that the model of all trials estimates (`top1_estimated`), otherwise with the trial's own.
+    The best of many short trainings is partly luck, so its own top-1 is too high. The cost is the one that the search
+    minimised: latency, unless the rows say otherwise. Its range over the front is cut into k equal parts, and each part
+    gives its row with the best top-1. Empty parts give their places to the front's rows that are farthest, in log cost,
+    from the chosen ones. With `cap_ms`, the range is from the fastest network to the cap, over all rows: short
+    trainings rank networks by how fast they learn, and a user who allows so much time wants to see what it buys. With
+    two costs, the parts are neighbourhoods of k rows: the most accurate one, then always the one farthest from all
+    before. If the front has fewer than k rows, the next layers fill it by top-1.
+
+    Two more rows are required. One has the highest reward. The other, with `cap_ms`, is the most accurate one near the
+    cap (20 %). A row does not count there if, by the model's intervals, a faster one is better. Each replaces the
+    nearest chosen row, but not the most accurate one, unless k is 1 and the search was for the reward (`by_reward`).
+    Raises StudyError if no trial was evaluated.
     """
     rows = usable_trials(trials)
     if not rows:
         raise StudyError("no network was trained and scored, so there is nothing to verify. trials.csv says why each "
                          "failed. Raise n_trials or the cap.")
+    # 1. Spread the places over the front, and fill those that are left from the next layers.
     points = [(believed(row), *known_costs(row)) for row in rows]
     depth = [[rows[index] for index in layer]
              for layer in layers(points, [column > 0 for column in range(len(points[0]))])]
@@ -69,17 +70,20 @@ def choose_finalists(trials: Sequence[Trial], k: int, cap_ms: float | None = Non
     chosen = _choose_spread(rows, depth[0], k, cap_ms if only_latency else None)
     for layer in depth[1:]:
         chosen += sorted((row for row in layer if row not in chosen), key=_rank)[: k - len(chosen)]
+    # 2. Find the required rows: the highest reward, and one near the cap if none was chosen there.
     winner = next((row for row in rows if row["id"] == reward_winner(rows)), None)
-    wanted = [] if winner is None else [winner]
+    required = [] if winner is None else [winner]
     near = [row for row in rows if cap_ms is not None and (1 - NEAR) * cap_ms <= row["latency_ms_predicted"] <= cap_ms
             and not any(_clearly_better(other, row) for other in rows)]
     if near and k > 1 and not any(row in near for row in chosen):
-        wanted.append(min(near, key=_rank))
-    for row in wanted:
+        required.append(min(near, key=_rank))
+    # 3. Put each required row in. If all k places are taken, it replaces the nearest one that is neither required nor
+    # the most accurate.
+    for row in required:
         if row["id"] in {other["id"] for other in chosen}:
             continue
         if len(chosen) >= k:
-            others = [other for other in sorted(chosen, key=_rank)[1:] if other not in wanted]
+            others = [other for other in sorted(chosen, key=_rank)[1:] if other not in required]
             if not others and not (by_reward and k == 1):
                 continue
             others = others or chosen
@@ -89,22 +93,23 @@ def choose_finalists(trials: Sequence[Trial], k: int, cap_ms: float | None = Non
 
 
 def believed(row: Trial) -> float:
-    """The top-1 of a row of trials.csv that a choice goes by: the model's, or the trial's own where there is none."""
+    """Return the top-1 by which a row of trials.csv is chosen: the model's estimate, or else the trial's own."""
     estimated = row.get(ESTIMATED[0])
     return float(row["top1_proxy"] if estimated is None else estimated)
 
 
 def _clearly_better(row: Trial, other: Trial) -> bool:
-    """Return whether `row` is faster than `other`, and the whole interval of its believed top-1 above the other's."""
+    """Return whether `row` is faster than `other`, and its whole interval of estimated top-1 is above the other's."""
     low, high = row.get(ESTIMATED[1]), other.get(ESTIMATED[2])
     faster = row["latency_ms_predicted"] < other["latency_ms_predicted"]
     return faster and low is not None and high is not None and bool(low > high)
 
 
 def doubts(trials: Sequence[Trial], finalists: Sequence[FrontRow], cap_ms: float | None) -> list[str]:
-    """List what a user should hear before minutes go to `finalists`: a line each, with what to do; mostly none."""
+    """Return what a user should know before minutes are spent on `finalists`: a line for each doubt, with a remedy."""
     lines = []
     rows = usable_trials(trials)
+    # Estimates that differ by no more than their own error do not rank networks.
     stds = [row["top1_std"] for row in rows if (row.get("top1_std") or 0.0) > 0]
     if len(rows) >= ENOUGH and len(stds) == len(rows):
         spread, noise = stdev(row["top1_proxy"] for row in rows), median(stds)
@@ -122,7 +127,7 @@ def doubts(trials: Sequence[Trial], finalists: Sequence[FrontRow], cap_ms: float
 
 
 def usable_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """Evaluated rows with top-1 and latency, one for each network."""
+    """Return the evaluated rows with top-1 and latency, one for each network."""
     by_id: dict[str, Trial] = {}
     for row in trials:
         if row.get("state") == "COMPLETE" and row.get("outcome") == "evaluated" and row.get("feasible") is not False \
@@ -133,7 +138,7 @@ def usable_trials(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def reward_winner(rows: Sequence[Trial]) -> str | None:
-    """Id of the row with the highest reward at the believed top-1; None if no row has a reward."""
+    """Return the id of the row with the highest reward at its estimated top-1; None if no row has a reward."""
     rewarded = [row for row in rows if row.get("reward") is not None]
     if not rewarded:
         return None
@@ -141,8 +146,8 @@ def reward_winner(rows: Sequence[Trial]) -> str | None:
 
 
 def _choose_spread(rows: Sequence[Trial], front: Sequence[Trial], k: int, cap_ms: float | None = None) -> list[Trial]:
-    """The most accurate row of each k-th of the range of log cost: of the front, or of all `rows` up to the cap. Empty
-    parts give their places to the front."""
+    """Return the most accurate row of each k-th of the range of log cost: of the front, or of all `rows` up to the cap.
+    Empty parts give their places to the front."""
     low = min((_position(row)[0] for row in rows), default=0.0)
     if cap_ms is not None and math.log(cap_ms) > low:
         chosen = [min(part, key=_rank) for part in _parts(rows, k, low, math.log(cap_ms))]
@@ -160,7 +165,7 @@ def _choose_spread(rows: Sequence[Trial], front: Sequence[Trial], k: int, cap_ms
 
 
 def _parts(rows: Sequence[Trial], k: int, low: float, high: float) -> list[list[Trial]]:
-    """The rows by k equal parts of a range of log cost, without empty parts."""
+    """Group the rows by k equal parts of a range of log cost. Empty parts are left out."""
     width = (high - low) / k or 1.0
     parts: dict[int, list[Trial]] = {}
     for row in rows:
@@ -169,7 +174,7 @@ def _parts(rows: Sequence[Trial], k: int, low: float, high: float) -> list[list[
 
 
 def _surroundings(front: Sequence[Trial], k: int) -> list[list[Trial]]:
-    """The front in groups: each row belongs to the nearest of k rows that are far from each other."""
+    """Group the front: each row belongs to the nearest of k rows that are far from each other."""
     centres = [min(front, key=_rank)]
     while len(centres) < k:
         centres.append(_farthest(front, centres))
@@ -186,7 +191,7 @@ def _farthest(front: Sequence[Trial], chosen: Sequence[Trial]) -> Trial:
 
 
 def _rank(row: Trial) -> tuple[float, float]:
-    """Sort key: most accurate first, then fastest."""
+    """Return a sort key: most accurate first, then fastest."""
     return -believed(row), row["latency_ms_predicted"]
 
 
@@ -195,23 +200,22 @@ def _position(row: Trial) -> tuple[float, ...]:
 
 
 def _distance(row: Trial, other: Trial) -> float:
-    """Distance of two rows in log cost, so that a factor of two counts the same for every cost."""
+    """Return the distance of two rows in log cost, in which a factor of two counts the same for every cost."""
     return math.dist(_position(row), _position(other))
 
 
 WITHIN = 0.05  # share by which the predicted latencies of a finalist and its control may differ
-_DRAWS, _BATCHES = 4096, 16
+_DRAWS, _BATCHES = 4096, 16  # networks that are drawn at once, and how often at most
 
 
 def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Predict, k: int, seed: int,
                   say: Callable[[str], None]) -> list[FrontRow]:
-    """Rows of `k` controls, each within 5 % of the predicted latency of the finalist in its `control_of`.
-
-    They are the first that fit of networks drawn as `SearchSpace.sample` draws them, so nothing is known of their
-    accuracy. Finalists take turns, slow ones and fast ones evenly. `say` hears of each finalist that none fits.
-    """
+    """Return the rows of `k` controls, each within 5 % of the predicted latency of the finalist in its `control_of`.
+    They are the first fitting ones of networks drawn as `SearchSpace.sample` draws them, so their accuracy is unknown.
+    Finalists take turns, slow ones and fast ones evenly. `say` is called for each control that was not found."""
     ordered = sorted((row for row in finalists if row.latency_ms_predicted),
                      key=lambda row: -(row.latency_ms_predicted or 0.0))
+    # Each finalist gets `rounds` controls; the rest goes to finalists spread evenly from slow to fast.
     rounds, rest = divmod(k, max(1, len(ordered)))
     spread = np.linspace(0, len(ordered) - 1, rest).round().astype(int) if ordered else ()
     partners = [*ordered * rounds, *(ordered[at] for at in spread)]
@@ -223,6 +227,7 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
         codes = space.sample(rng, _DRAWS)
         predicted = predict(codes)
         for partner in list(partners):
+            # Take the first network of the batch that is as fast as the partner and not taken yet.
             apart = np.abs(predicted.mean / (partner.latency_ms_predicted or np.nan) - 1)
             for at in np.flatnonzero(apart <= WITHIN):
                 architecture = space.decode(space.to_params(codes[at]))
@@ -239,10 +244,8 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
 
 def known_controls(space: SearchSpace, predict: Predict, beside: Sequence[FrontRow], cap_ms: float | None,
                    quantile: float, say: Callable[[str], None]) -> list[FrontRow]:
-    """Rows of the space's known networks, but for those that stand `beside` them already.
-
-    One whose predicted latency is over the cap at this `quantile` is left out, and `say` hears of it.
-    """
+    """Return rows of the space's known networks, except the ones that are in `beside` already. A network whose
+    predicted latency is over the cap at this `quantile` is left out, and `say` is called with its name."""
     rows, taken = [], {row.id for row in beside}
     for name, architecture in space.known.items():
         candidate = Candidate(architecture, predict(space.to_codes(space.known_params[name])[None]))

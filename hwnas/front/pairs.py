@@ -1,7 +1,7 @@
-"""Pairs of a verified front: a fast network answers, and an accurate one is asked where that is not sure. `pairs.csv`.
+"""Pairs of a verified front, in `pairs.csv`: a fast network answers, and an accurate one answers if it is not sure.
 
-Nothing is trained. The threshold is chosen on validation images; test images say what the pair is worth. Its latencies
-are not measured: they are sums of two that were.
+Nothing is trained. The threshold is chosen on validation images, and test images show what the pair is worth. Its
+latencies are not measured: they are sums of two that were.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 from hwnas.system.tables import read_table, table_csv, table_text
 
-_LEVEL = 0.9  # of the intervals of latencies
-LOSS = 0.0025  # of top-1 that a threshold may lose on validation images
-Z95 = 1.645  # of a one-sided bound
-UNSEEN = 3.3  # images that count as if they differed as well: where none was seen to, three may (the rule of three)
+_LEVEL = 0.9  # confidence of the intervals of latencies
+LOSS = 0.0025  # share of top-1 that a threshold may lose on validation images
+Z95 = 1.645  # of a one-sided 95 % bound, in standard deviations
+UNSEEN = 3.3  # images that count as differing beside the seen ones: if none was seen, three may (the rule of three)
 
 
 class Scored(NamedTuple):
-    """Of each image, whether a network answers it rightly, and its confidence from 0 to 1."""
+    """For each image, whether a network answers it rightly, and its confidence from 0 to 1."""
 
     right: NDArray[np.bool_]
     confidence: NDArray[np.float16]
@@ -36,11 +36,11 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A line of `pairs.csv`, which `docs/run-folder.md` documents: images of which `fast` is less sure than `threshold`
-    go on to `accurate`.
+    """A line of `pairs.csv`, which `docs/run-folder.md` documents: `accurate` answers the images of which `fast` is
+    less sure than `threshold`, a `share` of the test images.
 
-    `share` of the test images goes on. `difference` is the pair's test top-1 minus that of `accurate` alone. Latencies
-    in ms are arithmetic: the mean is that of `fast` and `share` times that of `accurate`, the worst their sum.
+    `difference` is the pair's test top-1 minus that of `accurate` alone. Latencies in ms are computed: the mean is that
+    of `fast` plus `share` times that of `accurate`; the worst is their sum.
     """
 
     id: str
@@ -65,12 +65,12 @@ class Pair:
     times_as_fast: float
 
     def describe(self, rows: Sequence[FrontRow]) -> str:
-        """The names of both networks."""
+        """Return the names of both networks."""
         names = {row.id: describe(row) for row in rows}
         return f"{names.get(self.fast, self.fast)} then {names.get(self.accurate, self.accurate)}"
 
     def tell(self, rows: Sequence[FrontRow]) -> str:
-        """A sentence on the pair."""
+        """Return a sentence on the pair."""
         return (f"pair {self.describe(rows)}: {100 * self.top1_test:.2f} %, {format_signed(self.difference)} points "
                 f"beside the second alone (95 %: {format_signed(self.difference_low)} to "
                 f"{format_signed(self.difference_high)}), {self.latency_ms_mean:.3g} ms on average (estimate, "
@@ -79,51 +79,54 @@ class Pair:
 
 
 def choose_threshold(fast: Scored, accurate: Scored) -> float:
-    """The lowest confidence below which images must go on, for the others to lose hardly anything.
+    """Return the lowest confidence below which images must go on, so that the others lose hardly anything.
 
-    The images that stay must lose less than LOSS of all images against `accurate`, at the one-sided 95 % bound: the
-    lowest threshold without a loss on these images is low by chance. With fewer than 1,200 images hardly any threshold
-    can show that, and all go on. 0: `fast` alone is as good. It lies between two values of float16, so that a
-    confidence may be rounded before it is compared or not.
+    The images that stay may lose at most LOSS of all images against `accurate`, at the one-sided 95 % bound: the lowest
+    threshold without a loss on these images is low by chance. With fewer than 1,200 images hardly any threshold passes,
+    and all go on. 0: `fast` alone is as good. The threshold is between two float16 values, so that confidences may be
+    compared rounded or not.
     """
     if fast.right.sum() >= accurate.right.sum():
         return 0.0
+    # From the least sure image on: what would the images after each one lose if they stayed?
     order = np.argsort(fast.confidence, kind="stable")
     confidence = fast.confidence[order]
     apart = accurate.right[order].astype(int) - fast.right[order]
-    lost, differ = (each.sum() - np.cumsum(each) for each in (apart, np.abs(apart)))  # of the images behind each
+    lost, differ = (each.sum() - np.cumsum(each) for each in (apart, np.abs(apart)))  # in images after each
     is_last = np.append(confidence[1:] > confidence[:-1], True)  # equally confident images go on together
+    # The bound is normal: each image on which the two differ adds 1 to the variance of the loss.
     bound = lost + Z95 * np.sqrt(differ + UNSEEN)
-    bound[-1] = 0  # nothing is lost where all go on
+    bound[-1] = 0  # nothing is lost if all go on
     last = confidence[np.flatnonzero(is_last & (bound <= LOSS * len(order)))[0]]
     between = (float(last) + float(np.nextafter(last, np.float16(2)))) / 2
     return float(f"{between:.6g}")  # as the file has it
 
 
 def goes_on(fast: Scored, threshold: float) -> NDArray[np.bool_]:
-    """Return of each image whether it goes on."""
+    """Return for each image whether it goes on."""
     return np.asarray(fast.confidence.astype(np.float64) < threshold)
 
 
 def choose_pairs(rows: Sequence[FrontRow], test: Mapping[str, Scored], validation: Mapping[str, Scored],
                  cap_ms: float | None = None, cap_p99_ms: float | None = None) -> list[Pair]:
-    """The pairs of a verified front that pay, from fast to slow.
+    """Return the pairs of a verified front that are worth it, from fast to slow.
 
-    Of each network it is the pair of the lowest mean latency that loses hardly anything on validation images. Those are
-    left out that a network of the front or another pair beats in mean latency and test top-1, that are no faster than
-    their second network alone, or whose worst case breaks a cap.
+    Each network has at most one pair, the one of the lowest mean latency that loses hardly anything on validation
+    images. A pair is left out if another pair or a network of the front beats it in mean latency and test top-1. It is
+    also left out if it is no faster than its second network alone, or if its worst case breaks a cap.
 
     Args:
-        rows: As measured; those of the front count.
+        rows: As measured; the ones on the front count.
         test: By id.
         validation: By id.
         cap_ms: The cap of the latency.
-        cap_p99_ms: The cap of its 99th percentile, of which the worst case is a sum, too.
+        cap_p99_ms: The cap of its 99th percentile. The worst case of a pair is a sum there, too.
     """
     front = sorted((row for row in rows if row.on_front and row.verified and row.id in test and row.id in validation),
                    key=lambda row: row.latency_ms or 0.0)
     pairs = []
     for at, accurate in enumerate(front):
+        # Every faster network of the front may be the first one, if a threshold above 0 is found.
         options = [(fast, threshold) for fast in front[:at]
                    if (threshold := choose_threshold(validation[fast.id], validation[accurate.id]))
                    and _keeps(fast, accurate, cap_ms, cap_p99_ms)]
@@ -132,6 +135,7 @@ def choose_pairs(rows: Sequence[FrontRow], test: Mapping[str, Scored], validatio
                 accurate.latency_ms or 0.0) * goes_on(validation[each[0].id], each[1]).mean())
             pairs.append(_pair_of(fast, accurate, threshold, test, len(validation[fast.id].right)))
     pairs = [pair for pair in pairs if pair.share and pair.times_as_fast > 1]
+    # Pairs compete with the front and with each other.
     points = [*((row.latency_ms or 0.0, row.top1_test or 0.0) for row in front),
               *((pair.latency_ms_mean, pair.top1_test) for pair in pairs)]
     pays = non_dominated(points, [True, False])[len(front):] if pairs else ()
@@ -156,6 +160,7 @@ def _pair_of(fast: FrontRow, accurate: FrontRow, threshold: float, test: Mapping
     share, (share_low, share_high) = float(unsure.mean()), wilson(int(unsure.sum()), n, _LEVEL)
     of_fast, of_accurate = ((row.latency_ms or 0.0, row.latency_ms_low or row.latency_ms or 0.0,
                              row.latency_ms_high or row.latency_ms or 0.0) for row in (fast, accurate))
+    # The ends of an interval are sums of both networks' ends, at the same end of the share's interval.
     mean, mean_low, mean_high = (quick + part * slow for quick, slow, part in zip(
         of_fast, of_accurate, (share, share_low, share_high), strict=True))
     worst, worst_low, worst_high = map(sum, zip(of_fast, of_accurate, strict=True))
@@ -173,7 +178,7 @@ def save_pairs(run: RunFolder, pairs: Sequence[Pair]) -> None:
 
 
 def load_pairs(run: RunFolder) -> list[Pair]:
-    """The pairs of a run, none if it has no `pairs.csv`; StudyError for a file that cannot be read."""
+    """Return the pairs of a run, none if it has no `pairs.csv`. Raises StudyError for a file that cannot be read."""
     types: dict[str, Any] = get_type_hints(Pair)
     try:
         text = table_text(run.pairs_csv)
@@ -188,7 +193,7 @@ def load_pairs(run: RunFolder) -> list[Pair]:
 
 
 def find_pair(run: RunFolder, id: str) -> Pair:
-    """The pair of this id; UnknownName lists those that there are."""
+    """Return the pair of this id. Raises UnknownName, with a list of all ids, for another one."""
     pairs = {pair.id: pair for pair in load_pairs(run)}
     if id not in pairs:
         raise UnknownName(f"pair in {run.path}", id, list(pairs))

@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from hwnas.front.pairs import Pair
 
 
-_LEAST_RANGE = (math.log(2), 4.0)  # of a front: log of its latencies in ms, and points of top-1
-_MOST_NAMED = 16  # networks: of more, finalists that are not on the front bear their letter alone
+_LEAST_RANGE = (math.log(2), 4.0)  # least size of a front: log of latencies in ms, points of top-1
+_MOST_NAMED = 16  # networks: with more, finalists that are not on the front show their letter alone
 
 
 def named(name: str, row: FrontRow) -> str:
-    """`name` with the minimised costs besides latency. Price depends on latency, so it appears only if it is alone."""
+    """Return `name` with the minimised costs besides latency; price, which depends on it, only if it is alone."""
     costs = [cost for cost in row.costs if not COSTS[cost.name].of_latency] or row.costs
     return " · ".join([name, *(COSTS[cost.name].shown(cost.best) for cost in costs if cost.best is not None)])
 
 
 def _place(row: FrontRow) -> tuple[float, float]:
-    """Latency in ms and top-1 in per cent."""
+    """Return latency in ms and top-1 in per cent; 0 if unknown."""
     return row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)
 
 
 def staircase(rows: Iterable[FrontRow]) -> list[tuple[float, float]]:
-    """The front in latency and top-1 alone, as pairs, fastest first."""
+    """Return the front in latency and top-1 alone, as pairs, fastest first."""
     steps: list[tuple[float, float]] = []
     for latency_ms, top1 in sorted(map(_place, rows), key=lambda place: (place[0], -place[1])):
         if not steps or top1 > steps[-1][1]:
@@ -46,6 +46,7 @@ def staircase(rows: Iterable[FrontRow]) -> list[tuple[float, float]]:
     return steps
 
 
+# Colours of the kinds of networks, and of the cap.
 FRONT, OTHER, BASELINE, CONTROL, CAP = "#1f5fbf", "#8fb3e6", "#c2410c", "#5b7083", "#b42318"
 
 
@@ -66,11 +67,9 @@ class PlotInfo:
 
 
 def front_figure(rows: Sequence[FrontRow], info: PlotInfo, pairs: Sequence[Pair] = ()) -> Figure:
-    """Test top-1 against latency, with intervals; pairs at their mean latency.
-
-    Rows that are not verified are hollow marks at their predicted latency. The axes belong to the front. Networks far
-    from it are arrows at the edge, with their values.
-    """
+    """Draw test top-1 against latency, with intervals; pairs at their mean latency. Rows that are not verified are
+    hollow marks at their predicted latency. The axes fit the front. Networks far from it are arrows at the edge, with
+    their values."""
     verified = any(row.verified for row in rows)
     where = f"measured on {info.host}" if verified else f"predicted for {info.host}, not verified"
     heading = f"{info.dataset} on {info.target}: {'verified' if verified else 'unverified'} front"
@@ -93,14 +92,17 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     if not shown:
         axes.text(0.5, 0.5, "no network was scored", transform=axes.transAxes, ha="center", color=MUTED)
         return
+    # The axes fit the networks near the front. The limits leave room for bars and the cap, so that further networks may
+    # be inside too: these are drawn as well.
     near = near_front(shown)
     _limits(axes, [row for row in shown if row.id in near], info.cap_ms)
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    near |= {row.id for row in shown for x, y in (_place(row),)  # the axes have room for bars and the cap too
+    near |= {row.id for row in shown for x, y in (_place(row),)
              if left <= x <= right and low <= y <= high}
     inside = [row for row in shown if row.id in near]
     corners = staircase(row for row in shown if row.on_front)
     axes.plot(*np.reshape(corners, (-1, 2)).T, color=FRONT, lw=1.4, alpha=0.55, zorder=2, drawstyle="steps-post")
+    # Each kind of network: its rows, colour, marker, size of the marker, and text in the legend.
     kinds: tuple[tuple[Callable[[FrontRow], bool], str, str, float, str], ...] = (
         (lambda row: row.on_front and row.is_finalist, FRONT, "o", 6.5, "on the front"),
         (lambda row: row.is_finalist and not row.on_front, OTHER, "o", 5.5, "other finalists"),
@@ -109,6 +111,7 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines"))
     for chosen, color, marker, size, label in kinds:
         _draw_points(axes, [row for row in shown if chosen(row)], near, color, marker, size, label)
+    # The lines of the front, so that labels avoid them.
     steps = [line for (x0, y0), (x1, y1) in pairwise(corners) for line in (((x0, y0), (x1, y0)), ((x1, y0), (x1, y1)))]
     of_pairs = [(pair.latency_ms_mean, 100 * pair.top1_test) for pair in pairs]
     if of_pairs:  # between two networks of the front, so that the axes have room for them
@@ -123,16 +126,18 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
                 alignment="left", borderpad=0.2)
     draw_better(axes, [place for (x0, y0), (x1, y1) in _bars(inside)
                        for place in zip(np.linspace(x0, x1, 9), np.linspace(y0, y1, 9), strict=True)], MUTED)
-    told = [row for row in inside if row.is_known or not row.is_control]
-    unnamed = [_place(row) for row in inside if row not in told]
-    short = len(told) > _MOST_NAMED
+    # Random controls have no label: they only show what chance finds.
+    labelled = [row for row in inside if row.is_known or not row.is_control]
+    unnamed = [_place(row) for row in inside if row not in labelled]
+    short = len(labelled) > _MOST_NAMED
     labels = [(*_place(row), row.label if short and row.label and not row.on_front else named(_short_name(row), row),
-               _color(row)) for row in told]
+               _color(row)) for row in labelled]
     place_labels(axes, labels + outside, _bars(inside) + steps + cap + arrows, unnamed + of_pairs)
 
 
 def near_front(rows: Sequence[FrontRow]) -> set[str]:
-    """Ids of the rows that set the axes: the front, and what is no farther from it than half its width and height."""
+    """Return ids of rows that set the axes: the front (or all), and rows within half its width and height of it."""
+    # Places as the axes show them, with the logarithm of latency.
     places = {row.id: (math.log(latency_ms or 1e-9), top1) for row in rows for latency_ms, top1 in (_place(row),)}
     front = [places[row.id] for row in rows if row.on_front] or [*places.values()]
     ends = []
@@ -144,7 +149,7 @@ def near_front(rows: Sequence[FrontRow]) -> set[str]:
 
 
 def _draw_outside(axes: Axes, rows: Sequence[FrontRow]) -> tuple[list[tuple[float, float, str, str]], list[Line]]:
-    """Draw an arrow at the edge for each of these rows; return their labels, which say their values, and the arrows."""
+    """Draw an arrow at the edge for each of these rows. Return their labels, with their values, and the arrows."""
     labels, arrows = [], list[Line]()
     for row in sorted(rows, key=lambda row: row.best_top1 or 0.0):
         latency_ms, top1 = _place(row)
@@ -167,7 +172,7 @@ def _short_name(row: FrontRow) -> str:
 
 def _draw_points(axes: Axes, rows: Sequence[FrontRow], near: Set[str], color: str, marker: str, size: float, label: str
                  ) -> None:
-    """Draw those of `rows` that are `near` the front, and name them all in the legend."""
+    """Draw the `rows` whose ids are in `near`. The legend names all of them, near or not."""
     for hollow in (False, True):
         part = [row for row in rows if row.verified != hollow]
         if not part:
@@ -182,7 +187,7 @@ def _draw_points(axes: Axes, rows: Sequence[FrontRow], near: Set[str], color: st
 
 
 def _interval(row: FrontRow) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Low end, value and high end of the latency in ms and of the top-1 in per cent; all alike without an interval."""
+    """Return low end, value and high end of latency in ms and of top-1 in per cent; all equal without an interval."""
     latency_ms, top1 = _place(row)
     ends = ((row.latency_ms_low, row.latency_ms_high) if row.verified
             else (row.latency_ms_predicted_low, row.latency_ms_predicted_high))
@@ -192,7 +197,7 @@ def _interval(row: FrontRow) -> tuple[tuple[float, float, float], tuple[float, f
 
 
 def _bars(rows: Sequence[FrontRow]) -> list[Line]:
-    """The intervals as lines in data coordinates."""
+    """Return the intervals as lines in data coordinates."""
     return [line for (left, x, right), (down, y, up) in map(_interval, rows)
             for line in (((left, y), (right, y)), ((x, down), (x, up)))]
 
@@ -200,6 +205,7 @@ def _bars(rows: Sequence[FrontRow]) -> list[Line]:
 def _limits(axes: Axes, rows: Sequence[FrontRow], cap_ms: float | None) -> None:
     latencies, shares = zip(*map(_interval, rows), strict=True)
     ends = [end for low, _, high in latencies for end in (low, high)]
+    # The axis includes the cap only if its range about doubles at most: a far cap would squeeze the networks.
     widest = max(ends) / min(ends) * 2
     log_axis(axes, ends + ([cap_ms] if cap_ms and min(ends) / widest <= cap_ms <= max(ends) * widest else []))
     low, high = min(share[0] for share in shares), max(share[2] for share in shares)
@@ -208,7 +214,7 @@ def _limits(axes: Axes, rows: Sequence[FrontRow], cap_ms: float | None) -> None:
 
 
 def _draw_cap(axes: Axes, cap_ms: float | None) -> list[Line]:
-    """Draw the cap, if there is one; return its line, so that labels keep off it."""
+    """Draw the cap, if there is one. Return its line, so that labels keep off it."""
     if cap_ms is None:
         return []
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()

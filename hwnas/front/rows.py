@@ -25,7 +25,7 @@ Kind = Literal["searched", "obvious cut", "whole network", "baseline", "known ne
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A known objective's value for a row: `predicted` (by model or formula) and `exact`; None: not known."""
+    """A known objective's value for a row: `predicted` (by model or formula) and `exact`; None if unknown."""
 
     name: str
     predicted: float | None
@@ -41,14 +41,13 @@ class Cost:
 class FrontRow:
     """One finalist, control or baseline; `docs/run-folder.md` documents every column.
 
-    top-1, or what `metric` names in its place, is a fraction from 0 to 1, and latencies are in milliseconds. In files
-    its columns begin with that name. An unknown value is None (an empty cell), never
-    0. `label` is a letter that one can say. `control_of` is the finalist that a control was drawn for; the space's
-    known networks are controls of none.
-    `verified`: exported, scored and timed in the deployment runtime on `host`. `steps`: of its training, with those of
-    the networks that it was cut from. `objectives` names the costs that the
-    search minimised, and `costs` holds those other than latency. `network` is in no column. It is None if the row was
-    read from a file and `models/` does not describe the network.
+    top-1, or what `metric` names in its place, is a fraction from 0 to 1; in files its columns begin with that name.
+    Latencies are in milliseconds. An unknown value is None (an empty cell), never 0. `label` is a letter that one can
+    say. `control_of` is the finalist that a control was drawn for; it is empty for the space's known networks.
+    `verified`: exported, scored and timed in the deployment runtime on `host`. `steps` counts the training steps, with
+    the steps of the networks that it was cut from. `objectives` names the costs that the search minimised, and `costs`
+    holds all of them but latency. `network` is in no column. It is None if the row was read from a file and `models/`
+    does not describe the network.
     """
 
     id: str
@@ -102,7 +101,7 @@ class FrontRow:
 
     @classmethod
     def of(cls, network: Network, **known: Any) -> FrontRow:
-        """A row of `network`, with the facts known before training."""
+        """Return the row of `network`, with the facts that are known before training."""
         blocks = network.blocks or ()
         return cls(id=network.id, name=network.name, architecture=str(network), is_baseline=network.is_baseline,
                    params=sum(block.params for block in blocks), macs=sum(block.macs for block in blocks),
@@ -110,31 +109,31 @@ class FrontRow:
 
     @property
     def deployment(self) -> str:
-        """The target, where the search chose among several for each network; otherwise empty."""
+        """The target if the search chose among several for each network; otherwise empty."""
         if self.network is not None:
             return self.network.deployment
         return self.target if self.target and self.id.endswith(f"-{self.target}") else ""
 
     @property
     def trained_id(self) -> str:
-        """Names its weights, as the trial does that found it: the id without the deployment."""
+        """The id without the deployment. It names the weights, as in the trial that found the network."""
         return self.id.removesuffix(f"-{self.target}") if self.deployment else self.id
 
     @property
     def is_finalist(self) -> bool:
-        """Chosen by the search: neither a baseline nor a control."""
+        """True if the search chose it: neither a baseline nor a control."""
         return not (self.is_baseline or self.is_control)
 
     @property
     def is_known(self) -> bool:
-        """One of the space's known networks, which stands beside the random controls."""
+        """True for one of the space's known networks. They are controls of no finalist."""
         return self.is_control and not self.control_of
 
     @property
     def kind(self) -> Kind:
-        """Say what it is. A whole network is the one which the others are cut from; an obvious cut was trained by
-        itself beside the search, as anybody would."""
-        around, _, images = self.architecture.partition("@")  # only architectures of spaces say their images' size so
+        """The kind of the network. The others are cut from the whole network. An obvious cut was trained by itself
+        beside the search, as anybody would."""
+        around, _, images = self.architecture.partition("@")  # only a space's architecture ends in its images' size
         if self.network.obvious if self.network else "-cut_" in self.id:
             return "obvious cut"
         if self.is_control:
@@ -145,22 +144,22 @@ class FrontRow:
 
     @property
     def is_whole(self) -> bool:
-        """A finalist that is the network which the others are cut from."""
+        """True for a finalist that is the whole network, which the others are cut from."""
         return self.is_finalist and self.kind == "whole network"
 
     @property
     def best_latency_ms(self) -> float | None:
-        """The measured latency if verified, otherwise the predicted one."""
+        """The measured latency if the row is verified, otherwise the predicted one."""
         return self.latency_ms if self.verified else self.latency_ms_predicted
 
     @property
     def best_top1(self) -> float | None:
-        """The top-1 in the deployment runtime if it was scored there, otherwise that of the fp32 network."""
+        """The top-1 in the deployment runtime if it was scored there, otherwise the fp32 network's."""
         return self.top1_test_fp32 if self.top1_test is None else self.top1_test
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """The values that decide the front, smaller is better: negated top-1, then each objective; NaN: not known."""
+        """The values that decide the front, smaller is better: negated top-1, then each objective. NaN if unknown."""
         costs = {LATENCY: self.best_latency_ms, **{cost.name: cost.best for cost in self.costs}}
         values = (None if self.best_top1 is None else -self.best_top1, *(costs.get(name) for name in self.objectives))
         return tuple(math.nan if value is None else value for value in values)
@@ -172,19 +171,19 @@ _PREFIX = "top1_"  # of columns that are named after the metric in files
 
 
 def column_of(name: str, metric: str) -> str:
-    """Return the name of a field of a row in files."""
+    """Return the name that a field of a row has in files."""
     return f"{metric}_{name.removeprefix(_PREFIX)}" if name.startswith(_PREFIX) and metric != TOP1 else name
 
 
 def metric_of(header: Sequence[str]) -> str:
-    """The metric of a file with these columns."""
+    """Return the metric of a file with these columns."""
     ending = f"_{column_of('top1_test_fp32', TOP1).removeprefix(_PREFIX)}"
     named = next((name.removesuffix(ending) for name in header if name.endswith(ending)), "")
     return TOP1 if named in ("", _PREFIX.rstrip("_")) else named
 
 
 def column_types(metric: str = TOP1) -> dict[str, Any]:
-    """Types of the columns of front.csv; a column that is not named is text."""
+    """Return the types of the columns of front.csv. A column that is not named is text."""
     hints = get_type_hints(FrontRow)
     costs: dict[str, Any] = {
         column: float | None for cost in COSTS.values() for column in (cost.predicted, cost.exact)}
@@ -199,43 +198,42 @@ def dominates(row: FrontRow, other: FrontRow) -> bool:
 
 def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms: float | None = None
                ) -> list[FrontRow]:
-    """The same rows with `on_front`, `meets_cap` and `dominated_by` filled in.
+    """Return the rows with `on_front`, `meets_cap` and `dominated_by` filled in.
 
-    A network is on the front if no other one dominates it and it is within the caps as measured, baselines and known
-    networks too. Random controls are never on it. Once a row is verified, only verified rows are compared; before,
-    predictions are compared.
-    `dominated_by` names the most accurate row, controls included, that dominates the row. `label`:
-    finalists are A, B, C … from fast to slow, and stay so when they are measured again.
+    A network within the caps as measured is on the front if no other such network dominates it. This includes baselines
+    and known networks, but never random controls. Once a row is verified, only verified rows are compared; before,
+    predictions are compared. `dominated_by` names the most accurate row, controls included, that dominates the row.
+    `label`: finalists are A, B, C … from fast to slow, and keep their letters when they are measured again.
     """
     any_verified = any(row.verified for row in rows)
-    known = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
-             and not any(map(math.isnan, row.losses))]
+    comparable = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
+                  and not any(map(math.isnan, row.losses))]
     within = {row.id: within_caps(row, cap_ms, cap_p99_ms) for row in rows}
-    members = [row for row in known if not row.control_of and within[row.id] is not False]
-    marked = []
+    members = [row for row in comparable if not row.control_of and within[row.id] is not False]
+    marked_rows = []
     finalists = [row for row in sort_rows(rows) if row.is_finalist]
+    # New letters, unless each finalist has one of its own already.
     labels = {row.id: _letters(place) for place, row in enumerate(finalists)}
     if len({row.label for row in finalists} - {""}) == len(finalists):
         labels = {row.id: row.label for row in finalists}
     for row in rows:
-        better = [other for other in known if row in known and dominates(other, row)]
+        # Controls and networks over the caps may dominate a row, but push none off the front.
+        better = [other for other in comparable if row in comparable and dominates(other, row)]
         best = max(better, key=lambda other: other.best_top1 or 0.0, default=None)
         on_front = row in members and not any(dominates(other, row) for other in members)
-        marked.append(replace(row, label=labels.get(row.id, ""), on_front=on_front,
-                              meets_cap=within[row.id], dominated_by=best.id if best else ""))
-    return marked
+        marked_rows.append(replace(row, label=labels.get(row.id, ""), on_front=on_front,
+                                   meets_cap=within[row.id], dominated_by=best.id if best else ""))
+    return marked_rows
 
 
 def _letters(place: int) -> str:
-    """A, B, … Z, AA, AB …"""
+    """Return the letters of a place: A, B, … Z, AA, AB …"""
     return (_letters(place // 26 - 1) if place >= 26 else "") + chr(ord("A") + place % 26)
 
 
 def within_caps(row: FrontRow, cap_ms: float | None, cap_p99_ms: float | None) -> bool | None:
-    """Return whether the measured latency of a row and its 99th percentile meet their caps.
-
-    One broken cap is enough for False. None: there is no cap, or none is broken and one cannot be judged.
-    """
+    """Return whether the measured latency of a row and its 99th percentile meet their caps. One broken cap is enough
+    for False. None: there is no cap, or none is broken and one cannot be judged."""
     pairs = ((row.latency_ms, cap_ms), (row.latency_ms_p99, cap_p99_ms))
     met = [None if value is None else value <= cap for value, cap in pairs if cap is not None]
     if False in met:
@@ -244,14 +242,14 @@ def within_caps(row: FrontRow, cap_ms: float | None, cap_p99_ms: float | None) -
 
 
 def front_csv(rows: Iterable[FrontRow]) -> str:
-    """Text of `front.csv`: a header, then a line for each row, sorted by the best-known latency."""
+    """Return the text of `front.csv`: a header, then a line for each row in the order of `sort_rows`."""
     rows = sort_rows(rows)
     return table_csv([_values(row) for row in rows], [column_of(name, rows[0].metric if rows else TOP1)
                                                       for name in COLUMNS])
 
 
 def _values(row: FrontRow) -> dict[str, Any]:
-    """Values by column. The columns of `objectives` and `costs` exist if the search minimised more than latency."""
+    """Return values by column. `objectives` and `costs` have columns if the search minimised more than latency."""
     values: dict[str, Any] = {column_of(name, row.metric): getattr(row, name) for name in COLUMNS}
     if row.objectives == (LATENCY,):
         return values
@@ -262,14 +260,14 @@ def _values(row: FrontRow) -> dict[str, Any]:
 
 
 def sort_rows(rows: Iterable[FrontRow]) -> list[FrontRow]:
-    """Finalists before controls before baselines, each from fast to slow, rows without a latency last."""
+    """Sort rows: finalists before controls before baselines, each from fast to slow, rows without a latency last."""
     return sorted(rows, key=lambda row: (row.is_baseline, row.is_control, row.best_latency_ms is None,
                                          row.best_latency_ms or 0.0, row.id))
 
 
 def load_front(run: RunFolder) -> list[FrontRow]:
-    """Rows of a run's `front.csv`. Other columns are ignored. StudyError when the search has not written it yet; it
-    names file, line and column of a fault."""
+    """Return the rows of a run's `front.csv`. Other columns are ignored. Raises StudyError if the search has not
+    written it yet. For a faulty file the error names file, line and column."""
     path = run.front_csv
     if not path.exists():
         raise StudyError(f"{run.path} has no front.csv yet. Finish the search first: hwnas search "
@@ -289,6 +287,7 @@ def load_front(run: RunFolder) -> list[FrontRow]:
     except ValueError as error:
         raise StudyError(f"{path}, {error}") from None
     rows = [_parse(row, f"{path}, line {number}", metric) for number, row in enumerate(table, 2)]
+    # Rows are compared in all their objectives, so these must be the same.
     if other := next((row for row in rows if row.objectives != rows[0].objectives), None):
         raise StudyError(f"{path}: {rows[0].id} and {other.id} are of different objectives. To have it made again: "
                          "delete it, and give the search again.")
@@ -296,19 +295,16 @@ def load_front(run: RunFolder) -> list[FrontRow]:
 
 
 def save_front(run: RunFolder, rows: Sequence[FrontRow]) -> None:
-    """Write `front.csv` of a run, and `front.json`: the same rows with their types kept."""
+    """Write `front.csv` of a run, and `front.json`: the same rows with their types."""
     run.write_json(run.front_json, {"format": FORMAT, "rows": [_values(row) for row in sort_rows(rows)]})
     write_atomic(run.front_csv, front_csv(rows))
 
 
 def choose_row(rows: Sequence[FrontRow], where: str, id: str | None = None, latency_ms: float | None = None
                ) -> FrontRow:
-    """The row called `id`, otherwise the most accurate verified network, baselines included, that was measured within
-    `latency_ms`; of equally accurate ones the fastest.
-
-    UnknownName for another id, StudyError where none is verified, BudgetError where none is fast enough. `where` is the
-    run's folder.
-    """
+    """Return the row called `id`, otherwise the most accurate verified network, baselines included, that was measured
+    within `latency_ms`; of equally accurate ones the fastest. Raises UnknownName for another id, StudyError if none is
+    verified, BudgetError if none is fast enough. `where` is the run's folder."""
     if id is not None:
         chosen = next((row for row in rows if row.id == id), None)
         if chosen is None:
@@ -328,14 +324,14 @@ def choose_row(rows: Sequence[FrontRow], where: str, id: str | None = None, late
 
 
 def target_as_timed(described: Mapping[str, Any], row: FrontRow | None) -> Target:
-    """Return the target of a run's row, of those that its environment describes, with the number of threads that were
-    timed: `threads: 0` is every core of the machine that was measured, and not of the one that reads this."""
+    """Return the target of a run's row, as its environment describes it, with the number of threads that were timed. In
+    a description, `threads: 0` is every core of the machine that was measured, not of the one that reads it."""
     target = target_named(described, row.target if row else "")
     return replace(target, threads=row.threads) if row is not None and row.threads else target
 
 
 def deployment_of(model: Path) -> Target | None:
-    """Return how a network of a run, `models/ID`, was deployed and timed; None if it is no such folder."""
+    """Return the target on which a run's network, `models/ID`, was deployed and timed; None for another folder."""
     place = model.resolve().parent
     run = RunFolder(place.parent)
     if place.name != "models" or not run.front_csv.is_file() or kind_of(run.path) != run.kind:
@@ -345,7 +341,7 @@ def deployment_of(model: Path) -> Target | None:
 
 
 def with_networks(rows: Iterable[FrontRow], run: RunFolder, images: Shape) -> list[FrontRow]:
-    """The same rows with the networks that the run's `models/` describe; `images`: see `read_network`."""
+    """Return the rows with the networks that the run's `models/` describe. For `images` see `read_network`."""
     return [replace(row, network=read_network(run.model(row.id), images)) for row in rows]
 
 
@@ -361,11 +357,9 @@ def _parse(row: Mapping[str, Any], where: str, metric: str) -> FrontRow:
 
 
 def with_costs(rows: Sequence[FrontRow], run: RunFolder, objective: Objective) -> list[FrontRow]:
-    """The same rows with the costs that the search minimised besides latency.
-
-    The exact values come from the exported network: the deployed file's size on disk, the model's MACs, the price at
-    the measured latency. If the search minimised latency alone, the rows do not change.
-    """
+    """Return the rows with the costs that the search minimised besides latency. The exact values come from the exported
+    network: the deployed file's size on disk, the model's MACs, the price at the measured latency. If the search
+    minimised latency alone, the rows do not change."""
     names = tuple(cost.name for cost in objective.minimised)
     if names in ((), (LATENCY,)):
         return list(rows)
@@ -375,13 +369,13 @@ def with_costs(rows: Sequence[FrontRow], run: RunFolder, objective: Objective) -
 
 
 def _cost_of(objective: KnownObjective, row: FrontRow, folder: ModelFolder, terms: Target) -> Cost:
-    """The predicted and the exact value of `objective` for a row."""
+    """Return the predicted and the exact value of `objective` for a row."""
     if objective.of_latency is not None:
         predicted, exact = (None if latency_ms is None else float(objective.of_latency(latency_ms, terms))
                             for latency_ms in (row.latency_ms_predicted, row.latency_ms))
         return Cost(objective.name, predicted, exact)
-    held = next((cost for cost in row.costs if cost.name == objective.name), Cost(objective.name, None, None))
-    predicted, exact = held.predicted, held.exact  # these remain if the files were moved away
+    earlier = next((cost for cost in row.costs if cost.name == objective.name), Cost(objective.name, None, None))
+    predicted, exact = earlier.predicted, earlier.exact  # these remain if the files were moved away
     blocks = None if row.network is None else row.network.blocks
     file = deployed_of(folder.deployed(terms.precision), terms.runtime)
     if blocks is not None:

@@ -1,4 +1,4 @@
-"""Scores and times exported networks in the deployment runtime: all of them together, on one machine."""
+"""Score and time exported networks in the deployment runtime: all of them together, on one machine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from hwnas.system.run_folder import ModelFolder
 from hwnas.target import Host, Target
 from hwnas.tasks.task import Grades, load_task
 
-LEAST_ROUNDS = 24  # turns of every network: published times cover a longer time than a calibration
-MOST_VALIDATED = 2048  # validation images, at most, that deployed files answer: for pairs, and beside test images
-PAUSED_CALLS = 21  # of each network, after half a second in all
-LEAST_CALLS = -(-P99_SAMPLES // LEAST_ROUNDS)  # of a turn, so that all together suffice for a p99
+LEAST_ROUNDS = 24  # turns of every network, so that published times cover a longer time than a calibration does
+MOST_VALIDATED = 2048  # validation images, at most, that deployed files answer: for pairs, and to check the test set
+PAUSED_CALLS = 21  # calls of each network after a pause; the pauses take about half a second in all
+LEAST_CALLS = -(-P99_SAMPLES // LEAST_ROUNDS)  # calls of a turn: all turns together suffice for a 99th percentile
+# Columns that a verification fills.
 _MEASURED = ("top1_test", "top1_test_low", "top1_test_high", "latency_ms", "latency_ms_low", "latency_ms_high",
              "latency_ms_p50", "latency_ms_p90", "latency_ms_p99", "quiet_share", "slowdown", "pause_factor",
              "int8_share", "fallback_share", "threads")
@@ -36,8 +37,8 @@ _MEASURED = ("top1_test", "top1_test_low", "top1_test_high", "latency_ms", "late
 
 @dataclass(frozen=True)
 class Timing:
-    """The settings of a timing: reference network, most seconds, seed of the order; and the device, where networks are
-    scored too."""
+    """The settings of a timing: the reference network, the most seconds, the seed of the order, and the device, on
+    which networks are scored too."""
 
     reference: Architecture
     seconds: float = 45.0
@@ -47,8 +48,8 @@ class Timing:
 
 @dataclass
 class Scores:
-    """The results: completed rows, answers to test images, how right they are, answers to `validated_rows`, raw
-    samples, facts of the executions."""
+    """The results: completed rows and, by row id, answers to test images, their grades, answers to `validated_rows`,
+    raw samples, and facts of the executions."""
 
     rows: list[FrontRow]
     answers: dict[str, Answers] = field(default_factory=dict)
@@ -65,16 +66,16 @@ def fp32_grades(path: Path, dataset: Dataset) -> Grades:
 
 
 def validated_rows(dataset: Dataset) -> NDArray[np.int64]:
-    """The validation images that deployed files answer."""
+    """Return the indices of the validation images that deployed files answer: about MOST_VALIDATED at most."""
     return subset(dataset.validation.labels, MOST_VALIDATED, 0)
 
 
 def compare_sets(path: Path, dataset: Dataset) -> str:
-    """Return a remark if an fp32 ONNX file answers validation and test images so differently that chance is not why.
+    """Return a remark if an fp32 ONNX file's test and validation scores have disjoint 95 % intervals, or an empty text.
 
     Args:
-        path: The file, of a network that learnt from neither set.
-        dataset: Sized as the file takes it.
+        path: The file, of a network that was trained on neither set.
+        dataset: Images at the size that the file takes.
     """
     validation = dataset.validation.take(validated_rows(dataset))
     of_test, of_validation = (fp32_grades(path, each) for each in (dataset, replace(dataset, test=validation)))
@@ -87,10 +88,8 @@ def compare_sets(path: Path, dataset: Dataset) -> str:
 
 
 def scoring_seconds(folder: ModelFolder, network: Network, dataset: Dataset, target: Target, device: Device) -> float:
-    """Seconds that `device` takes to score a network that was made, and to compile the copies that are timed.
-
-    It is scored twice: the first time the images are sent, once for all networks.
-    """
+    """Return the seconds that `device` takes to score an exported network, and to compile the copies that are timed. It
+    is scored twice, and the second time counts: the first one sends the images, once for all networks."""
     path = deployed_of(folder.deployed(target.precision), target.runtime)
     start = time.monotonic()
     compiled = device.runtime(target.runtime).compile(path, target)
@@ -102,46 +101,46 @@ def scoring_seconds(folder: ModelFolder, network: Network, dataset: Dataset, tar
 
 
 def validated_share(dataset: Dataset) -> float:
-    """Validation images that a deployed file answers, for each test image."""
+    """Return the number of validation images that a deployed file answers for each test image."""
     return min(MOST_VALIDATED, len(dataset.validation)) / max(1, len(dataset.test))
 
 
 def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target]], dataset: Dataset, target: Target,
                 timing: Timing, console: Console, refused: Mapping[str, str]) -> Scores:
-    """Compile, score and time every row that has an exported file; the others keep their reason.
-
-    `files`: the file of each row and its target, by id. `target` runs the reference network that is timed beside them.
-    `refused` has the reasons, by id, not to open a file.
-    A row is verified when it was scored and its timing is valid. TargetError when the device cannot run a target.
-    """
-    for each in dict.fromkeys([target, *(its for _, its in files.values())]):
+    """Compile, score and time every row that has an exported file; the others keep their reason. `files` has each row's
+    file and its target, by id. `target` runs the reference network that is timed beside them. `refused` has, by id, the
+    reason why a file is not opened. A row is verified if it was scored and its timing is valid. Raises TargetError if
+    the device cannot run a target."""
+    for each in dict.fromkeys([target, *(own_target for _, own_target in files.values())]):
         timing.device.runtime(each.runtime).check(each)
     scores, task, timed = Scores([]), load_task(dataset.task), dict[str, TimedFile]()
     with console.step("score on the test set") as report:
         for index, row in enumerate(rows):
-            def heard(share: float, at: int = index) -> None:
+            def report_share(share: float, at: int = index) -> None:
                 report((at + share) / len(rows), rows[at].id)
 
-            (path, its), network = files[row.id], row.network
+            (path, own_target), network = files[row.id], row.network
             # A row that failed in an earlier verification is tried again, if its file is there.
             reason = refused.get(row.id, "") if path.is_file() else row.reason or "its exported file is missing"
             if path.is_file() and network is None:
                 reason = f"{path.parent} does not describe the network (no architecture.yaml or baseline.yaml)"
             if network is not None and not reason:
                 try:
-                    compiled = timing.device.runtime(its.runtime).compile(path, its)
+                    compiled = timing.device.runtime(own_target.runtime).compile(path, own_target)
                     data = network.fed(dataset, later=True)
+                    # Pairs of networks need a confidence for each answer, also on validation images.
                     if len(data.validation) and task.is_sure:
                         part = data.validation.take(validated_rows(data))
                         scores.validated[row.id] = answer(compiled, data, part)
-                    answers = answer(compiled, data, data.test, heard)
+                    answers = answer(compiled, data, data.test, report_share)
                     scores.grades[row.id] = task.grade(answers.values, data.test.targets)
                     scores.answers[row.id], scores.executed[row.id] = answers, compiled.execution.to_dict()
-                    timed[row.id] = TimedFile(path, its, network.shape.image)
+                    timed[row.id] = TimedFile(path, own_target, network.shape.image)
                 except (CandidateError, TargetError) as error:
                     reason = str(error)
             scores.rows.append(replace(row, reason=reason))
-            heard(1.0)
+            report_share(1.0)
+    # All scored files are timed in the same rounds, so that disturbances meet all of them alike.
     scores.measurements = _time(timed, target, timing, console)
     scores.rows = [_fill(row, scores, dataset, files[row.id][1], timing.device.host) for row in scores.rows]
     return scores
@@ -160,22 +159,22 @@ def _time(files: Mapping[str, TimedFile], target: Target, timing: Timing, consol
 
 
 def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target, host: Host) -> FrontRow:
-    """The row with its results. Figures of an earlier verification are removed."""
+    """Return the row with its results. Figures of an earlier verification are removed."""
     unmeasured: dict[str, Any] = {"verified": False, "precision": "", **dict.fromkeys(_MEASURED)}
     row = replace(row, target=target.name, **unmeasured)
     if row.id not in scores.answers:
         return row
     low, high = scores.grades[row.id].interval()
-    executed = scores.executed[row.id]
+    execution = scores.executed[row.id]
     row = replace(row, top1_test=scores.grades[row.id].score, top1_test_low=low, top1_test_high=high,
-                  n_test=len(dataset.test), precision=executed["precision"], int8_share=executed["int8_share"],
-                  fallback_share=executed["fallback_share"], host=host.name, threads=target.threads or host.cores)
-    timed = scores.measurements[row.id]
-    if timed.turns:
-        row = replace(row, latency_ms_p50=timed.percentile_ms(0.5), latency_ms_p90=timed.percentile_ms(0.9),
-                      latency_ms_p99=timed.percentile_ms(0.99), quiet_share=timed.quiet_share, slowdown=timed.slowdown,
-                      pause_factor=timed.pause_factor)
-    if not timed.valid:
-        return replace(row, reason=f"timing INVALID: {timed.reason}")
-    return replace(row, verified=True, latency_ms=timed.latency_ms, latency_ms_low=timed.latency_ms_low,
-                   latency_ms_high=timed.latency_ms_high)
+                  n_test=len(dataset.test), precision=execution["precision"], int8_share=execution["int8_share"],
+                  fallback_share=execution["fallback_share"], host=host.name, threads=target.threads or host.cores)
+    measurement = scores.measurements[row.id]
+    if measurement.turns:
+        row = replace(row, latency_ms_p50=measurement.percentile_ms(0.5), latency_ms_p90=measurement.percentile_ms(0.9),
+                      latency_ms_p99=measurement.percentile_ms(0.99), quiet_share=measurement.quiet_share,
+                      slowdown=measurement.slowdown, pause_factor=measurement.pause_factor)
+    if not measurement.valid:
+        return replace(row, reason=f"timing INVALID: {measurement.reason}")
+    return replace(row, verified=True, latency_ms=measurement.latency_ms, latency_ms_low=measurement.latency_ms_low,
+                   latency_ms_high=measurement.latency_ms_high)

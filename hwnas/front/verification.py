@@ -1,5 +1,5 @@
-"""From finalists to a verified front: train and export them, score and time them with the baselines, write the run, and
-say what came of it."""
+"""Make a verified front from finalists: train and export them, score and time them with the baselines, write the run,
+and sum up the result."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ from hwnas.system.run_folder import ENVIRONMENT, Manifest, ModelFolder, RunFolde
 from hwnas.target import Host, Target, describe_targets
 from hwnas.tasks.task import Grades, load_task
 
-TOLD = 2  # pairs in the last lines, those that win most
+TOLD = 2  # pairs of networks in the summary: the ones that gain most speed
+# Libraries whose versions `environment.json` lists.
 _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "openvino", "numpy", "scikit-learn")
 
 
 @dataclass(frozen=True)
 class SearchFacts:
-    """Facts of the search for the report: target host, space, cap, quality of the latency model and so on.
-
-    `host` is the machine that the search was for; it may differ from this one. `target_name` is that of its target, or
-    of its set of targets.
-    """
+    """Facts of the search for the report: target host, space, cap, quality of the latency model and so on. `host` is
+    the machine that the search was for; it may differ from this one. `target_name` is the name of its target, or of its
+    set of targets."""
 
     host: str
     space: str
@@ -58,10 +57,8 @@ class SearchFacts:
 
 @dataclass(frozen=True)
 class Results:
-    """A front with the content of its run folder: `rows` as in front.csv, `environment` as in its file.
-
-    `scores` holds answers and samples; it is empty if nothing was verified.
-    """
+    """A front with the content of its run folder: `rows` as in front.csv, `environment` as in its file. `scores` holds
+    answers and samples; it is empty if nothing was verified."""
 
     rows: list[FrontRow]
     environment: Mapping[str, Any]
@@ -73,33 +70,30 @@ class Results:
 def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, workers: int, console: Console
               ) -> list[FrontRow]:
     """Train, export and quantise the network of every row, and score it in fp32; a failure becomes the row's reason.
-
-    After a kill at any point, the same call continues: finished networks are not made again.
-    """
+    After a kill at any point, the same call continues: finished networks are not made again."""
     metric = load_task(making.dataset.task).metric
     by_id = {row.id: replace(row, metric=metric) for row in rows}
     networks = [row.network for row in rows if row.network is not None]
     with console.step("train finalists and baselines") as report:
-        for network, made in make_all(networks, run, making, workers, report):
+        for network, result in make_all(networks, run, making, workers, report):
             row = by_id[network.id]
-            if isinstance(made, str):
-                console.say(f"{network.id}: {made}")
-                by_id[network.id] = replace(row, reason=made)
+            if isinstance(result, str):
+                console.say(f"{network.id}: {result}")
+                by_id[network.id] = replace(row, reason=result)
                 continue
-            for remark in made.remarks:
+            for remark in result.remarks:
                 console.remark(f"{network.id}: {remark}.")
-            by_id[network.id] = replace(row, params=made.params, macs=made.macs, top1_test_fp32=made.top1_fp32,
+            by_id[network.id] = replace(row, params=result.params, macs=result.macs, top1_test_fp32=result.top1_fp32,
                                         n_test=len(making.dataset.test))
     return list(by_id.values())
 
 
 def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, timing: Timing, objective: Objective,
                  environment: Mapping[str, Any], console: Console, memory_mb: int | None = None) -> Results:
-    """Score and time `rows` on the device of `timing`, and mark the front by the measurements.
-
-    Predictions stay those that the search went by.
-    With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first.
-    """
+    """Score and time `rows` on the device of `timing`, and mark the front by the measurements. Predictions stay as the
+    search used them. With `memory_mb`, another process may have made the files: each is first opened with at most so
+    much memory, in a child process or on the remote device."""
+    # Refuse files that must not be opened. Their rows get the reason, and the others are verified.
     files, refused = {}, {}
     for row in rows:
         target = making.target
@@ -109,6 +103,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
         except CandidateError as error:
             refused[row.id] = str(error)
         files[row.id] = file_of(target, run.model(row.id)), target
+    # Score and time the rows, and describe in the environment how and on which machine.
     scores = verify_rows(rows, files, making.dataset, making.target, timing, console, refused)
     runtimes = dict.fromkeys([making.target.runtime, *(target.runtime for _, target in files.values())])
     environment = {**environment, "created": now(), "host": timing.device.host.to_dict(), "verified_here": True,
@@ -119,6 +114,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
                                  "machine": describe_machine(scores.measurements.values())},
                    "versions": versions()}
     results = results_of(scores, run, making, objective, environment)
+    # Remark on a test set that differs from the validation set, by the answers of the most accurate network.
     best = max((row for row in results.rows if row.network is not None and row.top1_test_fp32 is not None),
                key=lambda row: row.top1_test_fp32 or 0.0, default=None)
     if not len(making.dataset.validation):
@@ -126,6 +122,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
     elif memory_mb is None and best is not None and best.network is not None and (
             remark := compare_sets(run.model(best.id).onnx, best.network.fed(making.dataset, later=True))):
         console.remark(f"note: {remark}.")
+    # Say which finalists break a cap as measured, or cannot be judged.
     for row in results.rows:
         if not (row.verified and row.is_finalist):  # the summary says why one is not verified
             continue
@@ -140,7 +137,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
 
 def _check_file(row: FrontRow, folder: ModelFolder, target: Target, making: BuildSettings, memory_mb: int | None,
                 device: Device) -> None:
-    """CandidateError if the deployed file of a row is there and must not be opened on a device."""
+    """Raise CandidateError if a row's deployed file exists and must not be opened on a device."""
     path = file_of(target, folder)
     if row.network is None or not path.is_file():
         return
@@ -153,7 +150,7 @@ def _check_file(row: FrontRow, folder: ModelFolder, target: Target, making: Buil
 
 
 def check_verified(rows: Sequence[FrontRow], run: RunFolder) -> None:
-    """Unfinished, naming them, if networks that were to be verified on this host are not. The summary says why."""
+    """Raise Unfinished with their ids if this host failed to verify some of `rows`. The summary says why."""
     missing = [row.id for row in rows if not row.verified]
     if missing:
         raise Unfinished(f"{len(missing)} of {len(rows)} networks are not verified ({', '.join(missing)}). To time "
@@ -162,17 +159,19 @@ def check_verified(rows: Sequence[FrontRow], run: RunFolder) -> None:
 
 def results_of(scores: Scores, run: RunFolder, making: BuildSettings, objective: Objective,
                environment: Mapping[str, Any]) -> Results:
-    """The rows of `scores` with all minimised costs and the front marked, and finalists compared with baselines."""
+    """Return the results of `scores`: rows with all minimised costs and the front marked, comparisons, and pairs."""
     caps = environment.get("cap_ms"), environment.get("cap_p99_ms")
     rows = mark_front(with_costs(scores.rows, run, objective), *caps)
     correct = scores.grades
     comparisons = [*compare_deployed(rows, correct, environment.get("cap_ms")), *compare(rows, correct),
                    *compare_precisions(rows, correct, making.dataset.class_names)]
+    # Cuts can start with the weights of the network that they are cut from. Say so if they did not.
     if any(row.is_finalist and isinstance(row.network, FoundNetwork) and row.network.architecture.around
            and not row.network.provenance for row in rows):
         comparisons = [replace(each, sentence=f"{each.sentence} (These cuts began with random weights.)")
                        for each in comparisons]
     data = making.dataset
+    # Pairs need, on both sets, whether each answer is right and how confident the network is.
     test, validation = ({name: Scored(each.values == labels, each.confidence) for name, each in answers.items()
                          if each.confidence is not None}
                         for answers, labels in ((scores.answers, data.test.labels),
@@ -181,19 +180,20 @@ def results_of(scores: Scores, run: RunFolder, making: BuildSettings, objective:
 
 
 def write_results(run: RunFolder, results: Results, making: BuildSettings) -> None:
-    """Write answers, samples, comparisons, environment, cards, pairs, front, pictures, report: in this order, each
-    whole."""
+    """Write answers, samples, comparisons, environment, cards, pairs, front, pictures and report, in this order. A kill
+    leaves no half-written file."""
     environment, scores, data = results.environment, results.scores, making.dataset
     if scores.answers:
         protocol = next((measurement.protocol for measurement in scores.measurements.values()), Protocol())
         predicted = {name: each.values for name, each in scores.answers.items()}
         run.write_arrays(run.predictions, {**predicted, "labels": data.test.targets})
+        # Answers and confidences on both sets, from which pairs were chosen.
         if scores.validated:
-            sure = {**{f"{name}.test_confidence": each.confidence for name, each in scores.answers.items()},
-                    **{f"{name}.confidence": each.confidence for name, each in scores.validated.items()}}
+            confidences = {**{f"{name}.test_confidence": each.confidence for name, each in scores.answers.items()},
+                           **{f"{name}.confidence": each.confidence for name, each in scores.validated.items()}}
             run.write_arrays(run.confidences, {
                 "labels": data.validation.labels[validated_rows(data)],
-                **{name: each for name, each in sure.items() if each is not None},
+                **{name: each for name, each in confidences.items() if each is not None},
                 **{name: each.values for name, each in scores.validated.items()}})
         run.write_json(run.measurements, {
             "format": "hwnas-measurements/1", "host": environment["host"]["name"], "created": environment["created"],
@@ -201,6 +201,7 @@ def write_results(run: RunFolder, results: Results, making: BuildSettings) -> No
             "networks": {name: measurement.to_dict() for name, measurement in scores.measurements.items()}})
     run.write_json(run.comparisons, [asdict(comparison) for comparison in results.comparisons])
     run.write_json(run.environment, environment)
+    # A card for each network that was exported, verified or not.
     for row in results.rows:
         folder = run.model(row.id)
         if row.network is not None and folder.onnx.is_file():
@@ -217,7 +218,7 @@ def write_results(run: RunFolder, results: Results, making: BuildSettings) -> No
 
 
 def _draw_answers(run: RunFolder, results: Results, making: BuildSettings) -> None:
-    """Write the picture of how the network to deploy answers, if its task has one."""
+    """Write a picture of the answers of the network to deploy, if its task has one."""
     run.examples.unlink(missing_ok=True)
     row, task = shown_row(results.rows, [asdict(each) for each in results.comparisons]), load_task(making.dataset.task)
     scores = results.scores
@@ -233,15 +234,16 @@ def _draw_answers(run: RunFolder, results: Results, making: BuildSettings) -> No
 def _card(row: FrontRow, network: Network, making: BuildSettings, environment: Mapping[str, Any],
           quantised: str, grades: Grades | None, pair: Pair | None) -> str:
     data = network.fed(making.dataset, later=True)
-    by = replace(making, begun={}).recipe_of(network)
-    recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} training images: " \
-             f"{', '.join(f'{key} {value}' for key, value in asdict(by).items() if key != 'name')}."
-    if raced := (environment.get("race") or {}).get(network.trained_id):
-        recipe = f"A race, seed {making.seed}, {len(data.train)} training images: {raced}. Each leg by recipe " \
-                 f"`{by.name}`, but for its rate and length."
+    # The card describes the whole training, so the steps of a trial are not left out of the recipe here.
+    own_recipe = replace(making, begun={}).recipe_of(network)
+    recipe = f"Recipe `{own_recipe.name}`, seed {making.seed}, {len(data.train)} training images: " \
+             f"{', '.join(f'{key} {value}' for key, value in asdict(own_recipe).items() if key != 'name')}."
+    if race_text := (environment.get("race") or {}).get(network.trained_id):
+        recipe = f"A race, seed {making.seed}, {len(data.train)} training images: {race_text}. Each leg by recipe " \
+                 f"`{own_recipe.name}`, but for its rate and length."
     done, steps = (environment.get("begun") or {}).get(network.trained_id, 0), making.recipe.steps_for(len(data.train))
-    if left := steps - steps_left(steps, done):
-        recipe += f" Of its {steps} steps the first {left} were those of its trial."
+    if trial_steps := steps - steps_left(steps, done):
+        recipe += f" Of its {steps} steps the first {trial_steps} were those of its trial."
     target, versions_of = making.target_of(network), str(environment["runtime"]).split(", ")
     version = next((text for text in versions_of if text.startswith(target.runtime)), str(environment["runtime"]))
     return card_text(row, data, target, date=str(environment["created"])[:10], runtime=version, recipe=recipe,
@@ -251,12 +253,13 @@ def _card(row: FrontRow, network: Network, making: BuildSettings, environment: M
 
 
 def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable[Network] = ()) -> dict[str, Any]:
-    """Content of `environment.json` before the verification of `networks`. Another host needs its part
-    `verification`."""
+    """Return the content of `environment.json` before `networks` are verified. To verify on another host, `hwnas
+    verify` needs `dataset`, `target`, `recipe` and `measuring`."""
     data, target, networks = making.dataset, making.target, list(networks)
     constant = data.constant_answer()
-    begun = [bool(network.provenance) for network in networks]
-    recipe = making.recipe_of(networks[0]) if begun and all(begun) else making.recipe
+    are_pretrained = [bool(network.provenance) for network in networks]
+    # The report names one number of steps: of fine-tuning, if all networks start with pretrained weights.
+    recipe = making.recipe_of(networks[0]) if are_pretrained and all(are_pretrained) else making.recipe
     return {
         **ENVIRONMENT.header, "created": now(), "searched_for": facts.host, "verified_here": False,
         "host": Host.detect().to_dict(), "target": describe_targets(facts.target_name, making.targets or (target,)),
@@ -264,7 +267,7 @@ def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable
         "versions": versions(), "space": facts.space, "cap_ms": facts.cap_ms,
         "cap_p99_ms": facts.cap_p99_ms,
         "training": {"steps": recipe.steps_for(len(data.train)),
-                     "pretrained": any(begun), "all_pretrained": bool(begun) and all(begun)},
+                     "pretrained": any(are_pretrained), "all_pretrained": bool(are_pretrained) and all(are_pretrained)},
         "dataset": {"name": data.name, "title": data.title, "fingerprint": data.fingerprint,
                     "image_size": data.image_size,
                     "channels": data.channels, "mean": list(data.mean), "std": list(data.std), "skipped": data.skipped,
@@ -282,7 +285,7 @@ def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, hwnas and the libraries that it needs."""
+    """Return the versions of Python, hwnas and the libraries that it needs, if they are installed."""
     installed = {"python": platform.python_version(), "hwnas": __version__}
     for name in _PACKAGES:
         try:
@@ -294,7 +297,7 @@ def versions() -> dict[str, str]:
 
 def summary_lines(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, Any]], pairs: Sequence[Pair],
                   report: Path) -> Iterator[str]:
-    """Yield the result in a few lines, the deploy line last but one; nothing if another process verifies."""
+    """Yield the result in a few lines, the deploy line last but one; none if another process verifies the rows."""
     for row in sorted(rows, key=lambda row: row.best_latency_ms or 0.0):
         yield _line(row)
     for pair in sorted(pairs, key=lambda pair: -pair.times_as_fast)[:TOLD]:

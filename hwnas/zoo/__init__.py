@@ -1,1 +1,1 @@
-"""Zoo: which of timm's pretrained networks is the fastest for its published accuracy on this CPU."""
+"""Find which of timm's pretrained networks is the fastest for its published accuracy on this CPU."""

@@ -1,4 +1,4 @@
-"""Command: which of timm's pretrained networks is the fastest for its published top-1 on this CPU, and how deployed."""
+"""Find which of timm's pretrained networks is the fastest for its published top-1 on this CPU, and how deployed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hwnas.zoo.published import select_networks
 if TYPE_CHECKING:
     from hwnas.zoo.result import ZooRow
 
-# What times networks is imported where it begins, so that --help and a wrong option are answered at once.
+# Modules that time networks are imported when they are needed, so that --help and a wrong option are answered at once.
 
 USAGE = """Which of timm's networks is the fastest for its published ImageNet top-1 on this CPU, in which runtime and
 precision? Networks are built with random weights and timed; nothing is downloaded.
@@ -37,7 +37,7 @@ scored as they are deployed:
 
     hwnas zoo target=xeon_int8 dataset=imagefolder dataset.root=/images pretrained.folder=/weights"""
 RESERVE_S = 12.0  # for pictures and pages
-TIMING = 0.5  # share of the seconds for timing, where files are scored behind it
+TIMING = 0.5  # share of the seconds for timing, if files are scored after it
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ZooOptions:
 
 
 def main(config: Config, console: Console) -> None:
-    """Time networks until the minutes are over, score those that have weights, then write the front. Unfinished, if
-    none could be timed."""
+    """Time networks until the minutes are over, score the ones that have weights, then write the front. Raises
+    Unfinished if none could be timed or scored."""
     start = time.monotonic()
     options = read_command(ZooOptions, config)
     networks = select_networks(options.names)
@@ -86,11 +86,12 @@ def main(config: Config, console: Console) -> None:
         scoring = None if options.dataset is None else Scoring(options.dataset, options.pretrained, options.seed,
                                                                Path(place), console, records)
         timing = ZooTiming(networks, records, Path(place), options.memory_mb, options.cap_ms, options.seed)
-        kept = sum(timing.measured(pair) is not None for pair in timing.pairs)
+        stored = sum(timing.measured(pair) is not None for pair in timing.pairs)
         console.say(f"{count(len(networks), 'network')} of timm in {', '.join(target.name for target in targets)}, for "
-                    f"{options.minutes:g} min: first those that may be on the front of top-1 and latency. {kept} of "
+                    f"{options.minutes:g} min: first those that may be on the front of top-1 and latency. {stored} of "
                     f"{len(timing.pairs)} timings were made before.")
         end = start + 60 * options.minutes - RESERVE_S
+        # With images, the first part of the time is for timing and the second for scoring.
         seconds = (end - time.monotonic()) * (1 if scoring is None else TIMING)
         with console.step("time networks", seconds) as report:
             complete = timing.run(seconds, report)
@@ -102,7 +103,7 @@ def main(config: Config, console: Console) -> None:
 
 
 def _write(rows: Sequence[ZooRow], complete: bool, options: ZooOptions, folder: Path, console: Console) -> None:
-    """Write and say the result. `complete`: no other network is expected to be on a front."""
+    """Write and print the result. `complete`: no other network is expected to be on a front."""
     from hwnas.pictures import figure_bytes
     from hwnas.zoo.result import NOTE, SCORED, UNTIMED, mark_front, zoo_figure, zoo_page, zoo_ranks, zoo_sentences
     from hwnas.zoo.scoring import OVER_CAP, UNSCORED
@@ -113,12 +114,13 @@ def _write(rows: Sequence[ZooRow], complete: bool, options: ZooOptions, folder: 
     write_atomic(folder / "zoo.csv", table_csv([row.values() for row in rows]))
     if ranks := zoo_ranks(rows):
         write_atomic(folder / "ranks.csv", table_csv(ranks))
+    # Nothing to show: the reason of the first failure says why.
     if not shown:
-        row, done = next(iter(failed), rows[0]), "timed" if options.dataset is None else "scored"
-        raise Unfinished(f"no network could be {done}. {row.network.key} in {row.place}: {row.reason}", part=False)
+        row, verb = next(iter(failed), rows[0]), "timed" if options.dataset is None else "scored"
+        raise Unfinished(f"no network could be {verb}. {row.network.key} in {row.place}: {row.reason}", part=False)
     timed = sum(bool(row.latency) for row in rows)
-    left = "no other is expected to be on a front" if complete else "the same command goes on with the others"
-    sentences = [*zoo_sentences(rows, options.cap_ms), f"{timed} of {len(rows)} were timed; {left}."]
+    rest = "no other is expected to be on a front" if complete else "the same command goes on with the others"
+    sentences = [*zoo_sentences(rows, options.cap_ms), f"{timed} of {len(rows)} were timed; {rest}."]
     sentences += [NOTE] if options.dataset is None else [
         f"{len(shown)} of these were scored" + ("." if all(row.reason != UNSCORED for row in rows) else
                                                 ": more minutes are needed for the others."), SCORED]

@@ -1,8 +1,8 @@
 """timm's networks of at most 30 million parameters, with their published ImageNet top-1: `published.csv`.
 
-The rows are from timm's own results table (github.com/huggingface/pytorch-image-models, `results/`, Apache-2.0): of
-each network and image size the weights of the highest top-1. 61 rows have no MACs and activations there; these were
-counted in the same way.
+The rows are from timm's own results table (github.com/huggingface/pytorch-image-models, `results/`, Apache-2.0). For
+each network and image size, the weights of the highest top-1 are listed. 61 rows have no MACs and activations there;
+these were counted in the same way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PublishedNetwork:
     Attributes:
         model: timm's name with the tag of the weights.
         image_size: Side in px of the images that it was scored on.
-        top1: Of ImageNet's validation images in fp32, per cent.
+        top1: Top-1 of ImageNet's validation images in fp32, per cent.
         params_m, gmacs, macts: Millions of parameters, billions of MACs and millions of activations.
     """
 
@@ -55,24 +55,22 @@ class PublishedNetwork:
 
 @cache
 def published_networks() -> tuple[PublishedNetwork, ...]:
-    """All of them, by name and image size."""
+    """Return all published networks, by name and image size."""
     with files("hwnas.zoo").joinpath("published.csv").open(encoding="utf-8") as file:
         return tuple(PublishedNetwork(row["model"], int(row["image_size"]), *(
             float(row[name]) for name in ("top1", "params_m", "gmacs", "macts"))) for row in csv.DictReader(file))
 
 
 def default_tag(name: str) -> str:
-    """The tag of the weights that timm fetches for a network; empty if there are none."""
+    """Return the tag of the weights that timm fetches for a network; empty if there are none."""
     default = timm.get_pretrained_cfg(name)
     return str(default.tag) if default is not None and default.tag else ""
 
 
 def find_published(name: str, tag: str, image_size: int) -> PublishedNetwork | None:
-    """Find what is published of a network's weights, with its costs on images of `image_size` px; None: nothing is.
-
-    Of weights whose tag is unknown (empty) or not in the list it is that of timm's default ones, otherwise of those
-    that are there on the largest images. Of several image sizes the nearest one counts.
-    """
+    """Find the published values of a network's weights, with its costs on images of `image_size` px; None without any.
+    If the tag is empty or not in the list, timm's default weights count, otherwise the weights that are listed on the
+    largest images. Of several image sizes the nearest one counts."""
     rows = sorted((network for network in published_networks() if network.name == name),
                   key=lambda row: (-row.image_size, -row.top1))
     models = [f"{name}.{each}" for each in (tag, default_tag(name)) if each] + [row.model for row in rows[:1]]
@@ -80,12 +78,12 @@ def find_published(name: str, tag: str, image_size: int) -> PublishedNetwork | N
     row = min(own, key=lambda row: abs(row.image_size - image_size), default=None)
     if row is None:
         return None
-    growth = (image_size / row.image_size) ** 2
+    growth = (image_size / row.image_size) ** 2  # of pixels, so of MACs and activations
     return replace(row, image_size=image_size, gmacs=growth * row.gmacs, macts=growth * row.macts)
 
 
 def select_networks(patterns: Sequence[str] | None) -> list[PublishedNetwork]:
-    """The networks whose names match a pattern such as `resnet*`, or all.
+    """Select the networks whose names match a pattern such as `resnet*`; all of them without a pattern.
 
     Raises:
         ConfigError: A pattern matches none.

@@ -1,4 +1,4 @@
-"""The timings and scores of timm's networks that are kept, in a file for each host, deployment and versions."""
+"""The stored timings and scores of timm's networks, in a file for each host, deployment and versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROTOCOL = Protocol(warmup_calls=3, min_calls=3, copies=2, min_rounds=8, max_rou
 
 
 def _check_scores(content: Mapping[str, Any]) -> None:
-    """ValueError for a score that is none."""
+    """Raise ValueError for an impossible score."""
     for key, each in content.get("scored", {}).items():
         if not 0 <= each["right"] <= each["images"] or not each["images"]:
             raise ValueError(f"{key}: {each['right']} of {each['images']} images are right")
@@ -35,10 +35,8 @@ RECORD = Document("hwnas-zoo", 1, "a record of timed networks", "Move it away; t
 
 @dataclass
 class ZooRecord:
-    """The record of networks (`resnet50@224`) in one deployment: measurements, and reasons why there is none.
-
-    `scored`: by network and images, the weights of a scored file, and how many images it answered rightly.
-    """
+    """The record of networks (`resnet50@224`) in one deployment: measurements, and reasons why there is none. `scored`
+    has, by network and images, the weights of a scored file, and how many images it answered rightly."""
 
     target: Target
     path: Path
@@ -48,7 +46,7 @@ class ZooRecord:
 
     @classmethod
     def open(cls, target: Target) -> ZooRecord:
-        """The record of a target on this host, by the versions that are installed; TableError for a torn file."""
+        """Open the record of a target on this host, by the installed versions. Raises TableError for a torn file."""
         versions = [load_runtime(target.runtime).version(), *(f"{name} {version_of(name)}" for name in (
             "timm", "torch")), f"hwnas {__version__}"]
         name = "-".join([target.precision, f"t{target.threads or 'all'}", f"b{target.batch}", *versions])
@@ -57,7 +55,7 @@ class ZooRecord:
         return record
 
     def _read(self) -> None:
-        """Add what the file has."""
+        """Add the content of the file, if there is one."""
         if (content := RECORD.find(self.path)) is not None:
             protocol = Protocol.from_dict(content["protocol"])
             self.timed |= {key: Measurement.from_dict(entry, protocol, f"{self.path}: {key}")
@@ -68,7 +66,7 @@ class ZooRecord:
     def keep(self, timed: Mapping[str, Measurement] = MappingProxyType({}),
              failed: Mapping[str, str] = MappingProxyType({}),
              scored: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> None:
-        """Add what a wave or a scored file came to, beside what other processes added meanwhile."""
+        """Store the results of a wave or a scored file, beside what other processes have stored meanwhile."""
         with hold(self.path.with_suffix(".lock")):
             self._read()
             self.timed |= timed

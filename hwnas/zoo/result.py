@@ -1,6 +1,6 @@
-"""The result of `hwnas zoo`: rows, sentences, picture and page. Only what was measured is on a front.
+"""The result of `hwnas zoo`: rows, sentences, picture and page. Only measured networks are on a front.
 
-Published top-1 is that of fp32, and what int8 loses is known on data only: int8 and floating point have a front each.
+Published top-1 is of fp32, and the loss by int8 is known on data only: int8 and floating point have a front each.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hwnas.zoo.waves import YARDSTICK, ZooTiming
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KINDS = {"int8": ("#1f5fbf", "circle"), "floating point": ("#c2410c", "diamond")}  # how they are drawn
-TOP1_LABELS = ("published ImageNet top-1 (%)", "top-1 on test images, as deployed (%)")  # of axes, if it was scored
+KINDS = {"int8": ("#1f5fbf", "circle"), "floating point": ("#c2410c", "diamond")}  # colour and symbol of each kind
+TOP1_LABELS = ("published ImageNet top-1 (%)", "top-1 on test images, as deployed (%)")  # of axes: not scored, scored
 MOST_SENTENCES, MOST_NAMED, SURPRISES = 5, 26, 5
-UNTIMED = "not timed:"  # begins the reasons of networks that were not tried
+UNTIMED = "not timed:"  # the start of the reason of a network that was not tried
 NOTE = ("Top-1 is published by timm, of fp32 and its own preparation of images. What int8 loses is known on your data "
         "only: hwnas search or hwnas quantize says it.")
 SCORED = ("Top-1 is that of the files as they are deployed, on test images, cut out square at the centre. An image "
@@ -37,9 +37,9 @@ SCORED = ("Top-1 is that of the files as they are deployed, on test images, cut 
 
 @dataclass(frozen=True)
 class ZooRow:
-    """A network in a deployment: latency in ms with the ends of its 90 % interval, or the reason why there is none.
-    `on_front`: of int8, or of floating point. `scored`: top-1 of the deployed file with the ends of its 95 % interval,
-    in per cent, and the number of images; `weights`: the file that it was made from."""
+    """A network in a deployment. `latency` is in ms with the ends of its 90 % interval, or else `reason` is given.
+    `on_front`: of int8, or of floating point. `scored`: the deployed file's top-1 with the ends of its 95 % interval,
+    in per cent, and the number of images. `weights`: the file that it was made from."""
 
     network: PublishedNetwork
     target: Target
@@ -51,12 +51,12 @@ class ZooRow:
 
     @property
     def top1(self) -> float:
-        """As scored, or else as published, in per cent."""
+        """The top-1 as scored, or else as published, in per cent."""
         return self.scored[0] if self.scored else self.network.top1
 
     @property
     def told_top1(self) -> str:
-        """Its top-1 in words."""
+        """The top-1 in words."""
         if not self.scored:
             return f"{self.network.top1:.1f} % published"
         top1, low, high, n = self.scored
@@ -64,7 +64,7 @@ class ZooRow:
 
     @property
     def ms(self) -> float:
-        """Its latency."""
+        """The latency in ms."""
         return self.latency[0]
 
     @property
@@ -74,7 +74,7 @@ class ZooRow:
 
     @property
     def place(self) -> str:
-        """Runtime, precision and threads, as people say them."""
+        """The runtime, precision and threads, in words."""
         runtime, threads = load_runtime(self.target.runtime), self.target.threads
         on = "" if threads == 1 else f" on {threads or 'all'} threads"
         return f"{getattr(runtime, 'title', runtime.name)} {self.target.precision}{on}"
@@ -84,7 +84,7 @@ class ZooRow:
                 f"{self.place}")
 
     def values(self) -> dict[str, Any]:
-        """The row of `zoo.csv`."""
+        """Return the row of `zoo.csv`."""
         network, latency, scored = self.network, self.latency or (None,) * 3, self.scored or (None,) * 4
         return {"name": network.model, "image_size": network.image_size, "top1_published": network.top1,
                 **dict(zip(("top1", "top1_low", "top1_high", "images"), scored, strict=True)),
@@ -95,14 +95,14 @@ class ZooRow:
 
 
 def zoo_rows(timing: ZooTiming, complete: bool) -> list[ZooRow]:
-    """A row for each pair, first those that were measured.
+    """Return a row for each pair, the measured ones first.
 
     Args:
         timing: Networks and measurements.
         complete: No other network is expected to be on a front.
 
     Raises:
-        BudgetError: No network that was measured keeps the cap.
+        BudgetError: No measured network keeps the cap.
     """
     measured = [pair for pair in timing.pairs if timing.measured(pair) is not None]
     rows = [ZooRow(network, timing.records[place].target, tuple(map(float, latency)))
@@ -118,8 +118,7 @@ def zoo_rows(timing: ZooTiming, complete: bool) -> list[ZooRow]:
 
 
 def mark_front(rows: Sequence[ZooRow], cap_ms: float | None) -> list[ZooRow]:
-    """Mark the fronts under the cap: first in the order of latency, before the others. A row with a reason is on none.
-    """
+    """Mark the fronts under the cap, sorted by latency before all other rows. A row with a reason is on none."""
     front, able = set[ZooRow](), [row for row in rows if row.latency and not row.reason]
     for kind in KINDS:
         own = [row for row in able if row.kind == kind and (cap_ms is None or row.ms <= cap_ms)]
@@ -129,22 +128,24 @@ def mark_front(rows: Sequence[ZooRow], cap_ms: float | None) -> list[ZooRow]:
 
 
 def zoo_sentences(rows: Sequence[ZooRow], cap_ms: float | None) -> list[str]:
-    """The choices under the cap, or under some round latencies, and beside them the network that everybody knows."""
+    """Say which network to choose under the cap or some round latencies, and add the best-known one to compare."""
     front, chosen = [row for row in rows if row.on_front], dict[frozenset[ZooRow], str]()
+    # Without a cap: 1, 2, 5, 10, 20 … ms. Equal choices under several latencies are said once, for the lowest.
     for cap in [cap_ms] if cap_ms else [step * 10.0**power for power in range(-2, 5) for step in (1, 2, 5)]:
         best = {row.kind: row for row in sorted(front, key=lambda row: row.top1) if row.ms <= cap}
         if best:
-            said = "; in floating point ".join(str(best[kind]) for kind in KINDS if kind in best)
-            chosen.setdefault(frozenset(best.values()), f"Under {cap:g} ms: {said}.")
+            text = "; in floating point ".join(str(best[kind]) for kind in KINDS if kind in best)
+            chosen.setdefault(frozenset(best.values()), f"Under {cap:g} ms: {text}.")
+    # At most MOST_SENTENCES of them, spread from fast to slow.
     places = np.linspace(0, len(chosen) - 1, min(len(chosen), MOST_SENTENCES)).astype(int)
     sentences = [[*chosen.values()][at] for at in places]
-    known = [row for row in rows if row.network.name == YARDSTICK and row.latency]
-    return sentences + [f"For comparison: {row}." for row in sorted(known, key=lambda row: row.ms)[:1]]
+    yardsticks = [row for row in rows if row.network.name == YARDSTICK and row.latency]
+    return sentences + [f"For comparison: {row}." for row in sorted(yardsticks, key=lambda row: row.ms)[:1]]
 
 
 def zoo_ranks(rows: Sequence[ZooRow]) -> list[dict[str, Any]]:
-    """A row for each two deployments: Kendall's tau of their latencies over the networks that were timed in both, and
-    the networks whose ranks differ most."""
+    """Return a row for each two deployments: Kendall's tau of their latencies over the networks that were timed in
+    both, and the networks whose ranks differ most."""
     times = dict[str, dict[str, float]]()
     for row in rows:
         if row.latency:
@@ -164,7 +165,7 @@ def zoo_ranks(rows: Sequence[ZooRow]) -> list[dict[str, Any]]:
 
 
 def zoo_figure(rows: Sequence[ZooRow], heading: str, subtitle: str, cap_ms: float | None) -> Figure:
-    """Top-1 against measured latency, with a front for int8 and one for floating point."""
+    """Draw top-1 against measured latency, with a front for int8 and one for floating point."""
     shown, scored = [row for row in rows if row.latency], any(row.scored for row in rows)
     labels, others, lines = list[tuple[float, float, str, str]](), list[tuple[float, float]](), list[Line]()
     with new_figure(9.6, 6.4, heading, subtitle, left=0.075) as figure:
@@ -192,6 +193,7 @@ def zoo_figure(rows: Sequence[ZooRow], heading: str, subtitle: str, cap_ms: floa
             axes.axvline(cap_ms, color=MUTED, lw=1.1, ls=(0, (4, 3)), label=f"cap {cap_ms:g} ms")
         axes.legend(loc="lower right", frameon=False)
         draw_better(axes, [place[:2] for place in labels] + others, MUTED)
+        # Of many networks only each second, third … has a label.
         every = -(-len(labels) // MOST_NAMED)
         place_labels(axes, [(x, y, text * (at % every == 0), color) for at, (x, y, text, color) in enumerate(labels)],
                      lines, others, 7)
@@ -199,7 +201,7 @@ def zoo_figure(rows: Sequence[ZooRow], heading: str, subtitle: str, cap_ms: floa
 
 
 def zoo_page(rows: Sequence[ZooRow], heading: str, lead: str, sentences: Sequence[str], cap_ms: float | None) -> str:
-    """The interactive page, which loads nothing."""
+    """Return the interactive page, which loads nothing."""
     scored = any(row.scored for row in rows)
     points = [{
         "id": f"{row.network.key} {row.target.name}", "kind": row.kind, "front": row.kind, "can_be_picked": True,

@@ -1,4 +1,4 @@
-"""Files of networks with pretrained weights, made as for a deployment and scored on images of ImageNet's classes."""
+"""Make files of pretrained networks as for a deployment, and score them on images of ImageNet's classes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hwnas.zoo.record import ZooRecord
 from hwnas.zoo.result import ZooRow
 
 CLASSES = 1000  # of ImageNet
-MOST_SCORED = 5000  # test images, about: an interval of a point to either side
+MOST_SCORED = 5000  # test images, about: with them the interval is ± 1 point
 NEAR_FRONT = 3.0  # points of top-1
 UNSCORED = "not scored: the minutes were over"
 OVER_CAP = "not scored: it is over the cap"
@@ -47,8 +47,8 @@ class Scoring:
         pretrained: The place of weights.
         seed: Of the choice of images.
         folder: For files.
-        console: Hears what is odd about the images.
-        records: Of the targets; scores are kept there.
+        console: Receives remarks on the images.
+        records: Of the targets; scores are stored there.
     """
 
     dataset: Mapping[str, Any]
@@ -77,30 +77,31 @@ class Scoring:
         self._records = {record.target: record for record in self.records}
 
     def score(self, rows: Sequence[ZooRow], cap_ms: float | None, seconds: float, report: Report) -> list[ZooRow]:
-        """Score the files of timed rows under the cap, first those that may be on the front, until the time is over.
+        """Score the files of timed rows under the cap until the time is over, the most promising networks first.
 
         Returns:
-            All rows. Those that were scored hold top-1 and its 95 % interval, in per cent. The others hold the reason.
+            All rows. A scored row has its top-1 and the 95 % interval, in per cent; the others have the reason.
         """
         end, scored, most_s = time.monotonic() + seconds, dict[ZooRow, ZooRow](), 0.0
         timed = [row for row in rows if row.latency and (cap_ms is None or row.ms <= cap_ms)]
         for network in dict.fromkeys(row.network for row in by_promise(timed)):
             own = [row for row in timed if row.network == network]
-            scored |= (kept := {row: known for row in own if (known := self._kept(row)) is not None})
-            own = [row for row in own if row not in kept]
+            scored |= (stored_rows := {row: stored for row in own if (stored := self._kept(row)) is not None})
+            own = [row for row in own if row not in stored_rows]
             if not own or time.monotonic() > end:
                 continue
             report(max(0.0, 1 - (end - time.monotonic()) / seconds), f"score {network.key}")
             data = self._read(network.image_size)
-            answering_s, began = sum(row.ms for row in own) * len(data.test) / 1e3, time.monotonic()
-            if began + most_s + answering_s < end:
+            # Score a network only if the time suffices for its answers, and for its files as for the slowest so far.
+            answering_s, start = sum(row.ms for row in own) * len(data.test) / 1e3, time.monotonic()
+            if start + most_s + answering_s < end:
                 scored |= dict(zip(own, self._score_network(network, own, data), strict=True))
-                most_s = max(most_s, time.monotonic() - began - answering_s)  # of making its files
+                most_s = max(most_s, time.monotonic() - start - answering_s)  # of making its files
         return [row if not row.latency else scored[row] if row in scored else replace(row, reason=(
             UNSCORED if row in timed else OVER_CAP)) for row in rows]
 
     def _score_network(self, network: PublishedNetwork, rows: Sequence[ZooRow], images: Dataset) -> Iterator[ZooRow]:
-        """Yield the rows of a network as they are scored. A failure is its reason, and no other network's."""
+        """Yield the rows of a network as they are scored. A failure is the reason of these rows alone."""
         fp32 = self.folder / "model.onnx"
         try:
             start, pad = self._find_start(network.name)
@@ -126,19 +127,19 @@ class Scoring:
             yield _scored_row(row, start, n_right, n)
 
     def _kept(self, row: ZooRow) -> ZooRow | None:
-        """Return the row as an earlier call scored it; None if none did on these images, or with other weights."""
-        known = self._records[row.target].scored.get(f"{row.network.key} {self.identity}")
-        if known is None:
+        """Return the row as an earlier call scored it; None if none did on these images, or only with other weights."""
+        entry = self._records[row.target].scored.get(f"{row.network.key} {self.identity}")
+        if entry is None:
             return None
         try:
             start, pad = self._find_start(row.network.name)
         except HwnasError:  # it is the reason of this row when its turn comes
             return None
-        same = f"{start.key}{pad}" == known["weights"]
-        return _scored_row(row, start, known["right"], known["images"]) if same else None
+        same = f"{start.key}{pad}" == entry["weights"]
+        return _scored_row(row, start, entry["right"], entry["images"]) if same else None
 
     def _deploy(self, fp32: Path, target: Target, data: Dataset) -> Path:
-        """Make the file that a target runs."""
+        """Make the file that a target runs, and return its path."""
         if target.precision != "int8":
             return write_deployed(fp32, target)
         int8, host = self.folder / "model_int8.onnx", Host.detect()
@@ -147,14 +148,14 @@ class Scoring:
         return write_deployed(int8, target)
 
     def _read(self, image_size: int) -> Dataset:
-        """Read the images at a size; networks of one size share them."""
+        """Read the images at a size. Networks of one size share them."""
         if self.images is None or self.images.image_size != image_size:
-            first, self.images = self.images is None, None  # those of another size need not lie in memory beside them
+            is_first, self.images = self.images is None, None  # free the images of another size before reading
             most = {"train": max(CALIBRATION, 2 * len(self.classes)), "validation": 1, "test": MOST_SCORED}
             self.images = load_dataset({**self.dataset, "image_size": image_size}, image_size, self.seed, most=most)
-            for line in self.images.describe() if first else ():
+            for line in self.images.describe() if is_first else ():
                 self.console.note(line)
-            for remark in self.images.remarks if first else ():
+            for remark in self.images.remarks if is_first else ():
                 self.console.remark(f"note: {remark}.")
         return self.images
 
@@ -167,11 +168,11 @@ def _scored_row(row: ZooRow, start: Pretrained, n_right: int, n: int) -> ZooRow:
 
 def networks_with_weights(networks: Sequence[PublishedNetwork], pretrained: PretrainedOptions, console: Console
                           ) -> list[PublishedNetwork]:
-    """Return those networks whose weights lie here, or all if they may be fetched.
+    """Return the networks whose weights are on this machine, or all if weights may be fetched.
 
     Raises:
         MissingWeights: There are no weights of any network of timm.
-        ConfigError: There are none of these, or several files may be those of one.
+        ConfigError: There are none of these networks, or several files may hold the weights of one.
     """
     if pretrained.file is not None:
         if len({each.name for each in networks}) > 1:
@@ -193,7 +194,7 @@ def networks_with_weights(networks: Sequence[PublishedNetwork], pretrained: Pret
 
 
 def imagenet_classes(names: Sequence[str], where: str) -> NDArray[np.int64]:
-    """Return the place among ImageNet's 1000 classes of each class [n]. They are called by WordNet id, such as
+    """Return each class's place among ImageNet's 1000 classes [n]. Classes are called by WordNet id, such as
     `n01440764`, or all 1000 of them by number.
 
     Raises:
@@ -213,9 +214,10 @@ def imagenet_classes(names: Sequence[str], where: str) -> NDArray[np.int64]:
 
 
 def by_promise(rows: Sequence[ZooRow]) -> list[ZooRow]:
-    """Order rows: first those on the front of published top-1 and latency, then those that lie less than NEAR_FRONT
-    points below it, then the others. Those of one image size stand together."""
+    """Order rows: first the front of published top-1 and latency, then rows less than NEAR_FRONT points below it, then
+    the others. In each group, rows of one image size are together."""
     def order(row: ZooRow) -> tuple[int, int]:
+        # Points of top-1 to the best network that is no slower.
         missing = max(other.network.top1 for other in rows if other.ms <= row.ms) - row.network.top1
         return 0 if missing <= 0 else 1 if missing < NEAR_FRONT else 2, row.network.image_size
 

@@ -1,6 +1,6 @@
-"""A limited child's task: prepare networks (build, export, quantise, compile, run once), or time prepared ones.
+"""The task of a child with limited memory: prepare networks (build, export, quantise, compile, run), or time them.
 
-Each prepared pair of network and target leaves a line in a journal: what ends this process costs the pair at work only.
+Each prepared pair of network and target adds a line to a journal. An ended process loses only the pair at work.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ CLASSES = 1000  # of ImageNet
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> Any:
-    """Prepare the `pairs` of a job, or time its `files`. Both name their deployments by the place in `targets`. `path`:
+    """Prepare the `pairs` of a job, or time its `files`. Both name a deployment by its place in `targets`. `path` is
     the file of the reference, in the folder of all files."""
     targets = [Target(**each) for each in job["targets"]]
     return time_files(job, targets, progress) if "files" in job else prepare(job, targets, progress)
 
 
 def prepare(job: Mapping[str, Any], targets: Sequence[Target], progress: Progress) -> None:
-    """Prepare pairs of name, image size and place, until the `seconds` of the job are over."""
+    """Prepare pairs, each of name, image size and place in `targets`, until the `seconds` of the job are over."""
     end, folder = time.monotonic() + job["seconds"], Path(job["path"]).parent
     if not Path(job["path"]).exists():
         prepare_network(reference_network(), FP32, folder)
-    broken: dict[tuple[str, int], str] = {}  # networks without a file in any deployment
+    broken: dict[tuple[str, int], str] = {}  # networks that cannot be exported, for any deployment
     with open(job["journal"], "a", encoding="utf-8") as journal:
         for at, (name, size, place) in enumerate(job["pairs"]):
             if time.monotonic() > end:
@@ -59,7 +59,7 @@ def prepare(job: Mapping[str, Any], targets: Sequence[Target], progress: Progres
                 line = _compile(fp32, targets[place], size)
             except FileError as error:
                 line = {"reason": error.fact}
-            except (HwnasError, MemoryError, RuntimeError) as error:  # the last is torch's own, where memory ends
+            except (HwnasError, MemoryError, RuntimeError) as error:  # the last is torch's own, if memory runs out
                 line = {"reason": one_line(error)}
                 if not fp32.exists():
                     broken[name, size] = line["reason"]
@@ -67,8 +67,8 @@ def prepare(job: Mapping[str, Any], targets: Sequence[Target], progress: Progres
 
 
 def _compile(fp32: Path, target: Target, size: int) -> dict[str, Any]:
-    """The file that is timed: its path, what is compiled of it, the shape of an image, and how long a call takes, about
-    (`ms`)."""
+    """Return the file that is timed: its path, its compiled form, the shape of an image, and about how long a call
+    takes (`ms`)."""
     path = fp32
     if target.precision == "int8":
         path = fp32.with_name(f"{fp32.stem}_{tuning_of(target)}.onnx")
@@ -82,7 +82,7 @@ def _compile(fp32: Path, target: Target, size: int) -> dict[str, Any]:
 
 
 def time_files(job: Mapping[str, Any], targets: Sequence[Target], progress: Progress) -> dict[str, Any]:
-    """Time the files of a job, all in the same rounds beside the reference; raw samples by id."""
+    """Time the files of a job, all in the same rounds beside the reference. Return raw samples by id."""
     files, network = {}, reference_network()
     for file in job["files"]:
         compiled = file["compiled"] and Path(file["compiled"])
@@ -90,15 +90,15 @@ def time_files(job: Mapping[str, Any], targets: Sequence[Target], progress: Prog
     beside = replace(FP32, threads=targets[job["files"][0]["place"]].threads, batch=1)
     reference = TimedFile(Path(job["path"]), beside, image_shape(network))
     wave = Wave(files, reference, network.id, Protocol.from_dict(job["protocol"]), job["seed"])
-    measured, failed = wave.time(progress)
+    measurements, failed = wave.time(progress)
     if failed:
         raise CandidateError(next(iter(failed.values())))
-    return {id: measurement.to_dict() for id, measurement in measured.items()}
+    return {id: measurement.to_dict() for id, measurement in measurements.items()}
 
 
 if __name__ == "__main__":
     from hwnas.runtimes.child import serve
 
     if "pairs" in json.loads(sys.argv[1]):
-        import_timm()  # before the limit, which is for what the networks take
+        import_timm()  # before the memory limit, which is for the networks alone
     sys.exit(serve(run))

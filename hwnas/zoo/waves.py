@@ -1,4 +1,4 @@
-"""Networks are timed in waves, each prepared and timed in limited child processes; what a wave came to is kept."""
+"""Time networks in waves, each prepared and timed in child processes with limited memory, and store the results."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from hwnas.zoo.published import PublishedNetwork
 from hwnas.zoo.record import PROTOCOL, ZooRecord
 from hwnas.zoo.task import JOURNAL
 
-_PASSING = re.compile("SIGKILL|memory|still compiling", re.IGNORECASE)  # reasons that another call may not meet
-OPENING, WAVE = 9, 12  # networks to begin with (fewer in several deployments), and pairs in a wave
+_PASSING = re.compile("SIGKILL|memory|still compiling", re.IGNORECASE)  # failures that another call may not have
+OPENING, WAVE = 9, 12  # networks to start with (fewer in several deployments), and most pairs in a wave
 YARDSTICK = "resnet50"  # timed with them, because everybody knows it
-LONGEST_S = 120.0  # that preparing or timing may be silent
-EACH_S = 1.5  # of timing a file, at most, beside what its least rounds take
-LEAST_S = 25.0  # in which a wave comes to something
-START_S = 6.0  # that a process takes to begin
-PREPARING = 0.6  # share of the time that is left in which a wave prepares files
-LEAST_FREE = 64 << 20  # bytes on the disk: with less, files of networks fail for want of space
-QUIET = 0.2  # quantile of the reference's times that stands for the machine when nothing disturbs it
+LONGEST_S = 120.0  # longest silence of a process that prepares or times
+EACH_S = 1.5  # for timing a file, at most, beside its least rounds
+LEAST_S = 25.0  # least time in which a wave can have results
+START_S = 6.0  # time that a process takes to start
+PREPARING = 0.6  # share of the remaining time that a wave may spend on preparing files
+LEAST_FREE = 64 << 20  # bytes on the disk: with less, files may fail for lack of space
+QUIET = 0.2  # quantile of the reference's times that counts as the undisturbed machine
 
-Note = Callable[[str], None]  # hears what is done
+Note = Callable[[str], None]  # receives a line on the work at hand
 Pair = tuple[PublishedNetwork, int]  # a network, and the place of its deployment
 
 
@@ -45,10 +45,10 @@ class ZooTiming:
     """The networks and deployments that a command times.
 
     Args:
-        networks: All that may be timed.
-        records: What is known of them in each deployment.
-        folder: For files of a wave.
-        memory_mb: What preparing a network may take.
+        networks: All networks that may be timed.
+        records: The stored results of each deployment.
+        folder: For the files of a wave.
+        memory_mb: The most memory for preparing a network.
         cap_ms: Slower networks are not looked for.
         seed: Of the order of turns.
     """
@@ -68,16 +68,16 @@ class ZooTiming:
             np.array([record.target.precision == "int8" for record in records])[places].astype(int))
 
     def measured(self, pair: Pair) -> Measurement | None:
-        """The measurement of a pair that was timed."""
+        """Return the measurement of a pair; None if it was not timed."""
         return self.records[pair[1]].timed.get(pair[0].key)
 
     def reason(self, pair: Pair) -> str:
-        """Why a pair could not be timed; empty if it was not tried."""
+        """Return why a pair could not be timed; empty if it was not tried."""
         return self.records[pair[1]].failed.get(pair[0].key, "") or self.restless.get((pair[0].key, pair[1]), "")
 
     def latencies_ms(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """Latencies of timed pairs with the ends of their 90 % intervals [n, 3], all at one speed of the machine: that
-        of a quiet run, by the reference on as many threads."""
+        """Return latencies [n, 3] of timed pairs in ms, with the ends of their 90 % intervals. The reference, on as
+        many threads, converts all to one speed of the machine: that of a quiet run."""
         quiet_ms: dict[int, list[float]] = {}
         for record in self.records:
             quiet_ms.setdefault(record.target.threads, []).extend(each.quiet_ms for each in record.timed.values())
@@ -90,7 +90,7 @@ class ZooTiming:
         return np.array(rows).reshape(-1, 3)
 
     def run(self, seconds: float, report: Report) -> bool:
-        """Time waves until the time is over; returns whether no other network is expected to be on the front."""
+        """Time waves until the time is over. Return whether no other network is expected to be on the front."""
         end = time.monotonic() + seconds
 
         def note(text: str) -> None:
@@ -101,6 +101,7 @@ class ZooTiming:
             if (left_s := end - time.monotonic()) < LEAST_S:
                 return False
             files = self._prepare(wave, left_s * PREPARING, note)
+            # Files with as many threads are timed together. Each group gets its share of the time.
             for threads in {self.records[place].target.threads for _, place in files}:
                 own = {pair: file for pair, file in files.items() if self.records[pair[1]].target.threads == threads}
                 self._time(own, (end - time.monotonic()) * len(own) / len(files) - START_S, note)
@@ -111,9 +112,10 @@ class ZooTiming:
         return True
 
     def _choose(self) -> list[Pair]:
-        """The pairs of the next wave; none if no other is expected to be on the front."""
+        """Return the pairs of the next wave; none if no other is expected to be on the front."""
         at, is_timed = np.arange(len(self.pairs)), np.array([self.measured(pair) is not None for pair in self.pairs])
         waiting = at[~is_timed & np.array([not self.reason(pair) for pair in self.pairs])]
+        # First come networks of all sizes and the yardstick, which teach the model. Then the model chooses.
         opening = choose_opening(self.facts, at if is_timed.any() else waiting,
                                  max(OPENING - len(self.records), OPENING // 2))
         chosen: Sequence[int] = [each for each in waiting if self.facts.network[each] in opening
@@ -124,8 +126,8 @@ class ZooTiming:
         return sorted((self.pairs[each] for each in chosen), key=lambda pair: (pair[0].key, pair[1]))
 
     def _prepare(self, wave: Sequence[Pair], seconds: float, note: Note) -> dict[Pair, dict[str, Any]]:
-        """Make the files of a wave, as many as the time allows, and return what is to be timed. Why there is none for
-        another pair is kept. A process on each core does so, with all pairs of a network in one."""
+        """Make the files of a wave, as many as the time allows, in a process on each core. One process has all pairs of
+        a network. Return what is to be timed, and store the reasons of failures."""
         networks = list(dict.fromkeys(network for network, _ in wave))
         n = min(len(usable_cores()), len(networks), max(1, free_memory_mb() // self.memory_mb))
         parts = [[pair for pair in wave if pair[0] in networks[at::n]] for at in range(n)]
@@ -134,7 +136,7 @@ class ZooTiming:
             jobs = [pool.submit(self._prepare_part, part, seconds, note, self.folder / f"{at}-{JOURNAL}", ended)
                     for at, part in enumerate(parts)]
             lines = {pair: line for job in jobs for pair, line in job.result().items()}
-        finally:  # after Ctrl-C nothing is waited for, and no process is begun
+        finally:  # after Ctrl-C, wait for nothing and start no process
             ended.set()
             pool.shutdown(wait=False, cancel_futures=True)
         self._keep({pair: line["reason"] for pair, line in lines.items() if "reason" in line})
@@ -142,33 +144,34 @@ class ZooTiming:
 
     def _prepare_part(self, wave: Sequence[Pair], seconds: float, note: Note, journal: Path, is_over: Event
                       ) -> dict[Pair, dict[str, Any]]:
-        """Make the files of some pairs in one process; return the line of each, with its reason if there is none."""
-        end, left, lines = time.monotonic() + seconds, list(wave), dict[Pair, dict[str, Any]]()
-        while left and (left_s := end - time.monotonic()) > 0 and not is_over.is_set():
-            ended, asked = "", left
+        """Make the files of some pairs in one process. Return a line for each, with the reason if there is no file."""
+        end, remaining, lines = time.monotonic() + seconds, list(wave), dict[Pair, dict[str, Any]]()
+        while remaining and (left_s := end - time.monotonic()) > 0 and not is_over.is_set():
+            end_reason, pending = "", remaining
             job = {"seconds": left_s, "journal": str(journal),
-                   "pairs": [(each.name, each.image_size, place) for each, place in asked]}
+                   "pairs": [(each.name, each.image_size, place) for each, place in pending]}
             try:
-                self._child(job, asked[0], min(LONGEST_S, left_s + START_S), note)
+                self._child(job, pending[0], min(LONGEST_S, left_s + START_S), note)
             except CandidateError as error:
-                ended = str(error)
+                end_reason = str(error)
+            # The journal has a line for each finished pair. A process that was ended may leave half a line at the end.
             written = journal.read_text(encoding="utf-8") if journal.exists() else ""
             journal.unlink(missing_ok=True)
-            lines |= {asked[line["at"]]: line for line in map(json.loads, written.rpartition("\n")[0].splitlines())}
-            left = [pair for pair in asked if pair not in lines]
-            if not ended:
+            lines |= {pending[line["at"]]: line for line in map(json.loads, written.rpartition("\n")[0].splitlines())}
+            remaining = [pair for pair in pending if pair not in lines]
+            if not end_reason:
                 break
-            if left and time.monotonic() < end:
-                lines[left.pop(0)] = {"reason": ended}  # it was at work on this
+            if remaining and time.monotonic() < end:
+                lines[remaining.pop(0)] = {"reason": end_reason}  # the first pair without a line was at work
         return lines
 
     def _time(self, files: Mapping[Pair, Mapping[str, Any]], most_s: float, note: Note) -> None:
-        """Time prepared files in a process, and keep what came out. If it is ended, their halves are timed apart."""
+        """Time prepared files in a process, and store the results. If it is ended, each half of them is timed alone."""
         if most_s <= 1:
             return
         turns = PROTOCOL.min_rounds * (PROTOCOL.min_calls + 1)
-        wanted_s = sum(EACH_S + turns * line["ms"] / 1e3 for line in files.values())
-        protocol, pairs = replace(PROTOCOL, max_seconds=min(wanted_s, most_s)), [*files]
+        needed_s = sum(EACH_S + turns * line["ms"] / 1e3 for line in files.values())
+        protocol, pairs = replace(PROTOCOL, max_seconds=min(needed_s, most_s)), [*files]
         job = {"seed": self.seed, "protocol": protocol.to_dict(),
                "files": [{**line, "id": str(at)} for at, line in enumerate(files.values())]}
         try:
@@ -189,8 +192,8 @@ class ZooTiming:
                          memory_mb=self.memory_mb * (2 if "files" in job else 1), progress=lambda _, text: note(text))
 
     def _keep(self, came_out: Mapping[Pair, Measurement | str]) -> None:
-        """Keep measurements, and reasons why there is none. An INVALID measurement is left to another call, and so is a
-        network that had too little memory or time."""
+        """Store measurements, and reasons why there is none. An INVALID measurement is left to another call, and so is
+        a network that had too little memory or time."""
         for place, record in enumerate(self.records):
             own = {pair[0].key: each for pair, each in came_out.items() if pair[1] == place}
             timed = {key: each for key, each in own.items() if isinstance(each, Measurement) and each.valid}
