@@ -1,4 +1,4 @@
-"""The search: hwnas search target=xeon_int8"""
+"""The search job: `hwnas search target=xeon_int8`."""
 
 from hwnas.face import call
 

@@ -15,7 +15,7 @@ from hwnas.cli.options import Config, section
 from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
 
-# What a search needs is imported where it begins, so that --help and a wrong option are answered at once.
+# Slow imports are inside the functions, so that --help and a wrong option are answered at once.
 
 USAGE = """Search, train, quantise and verify networks for a target. Results lie in out=FOLDER
 (default runs/<target>-<space>-<dataset>).
@@ -30,7 +30,7 @@ The same command again resumes; in another terminal it joins as a worker. --show
 
 
 def all_options(config: Any) -> dict[str, dict[str, Any]]:
-    """Every option, by dotted key, of the sections that hold only the given ones."""
+    """Return every option, by dotted key, of the sections that hold only the user's in `config`."""
     from hwnas.accuracy import proxy
     from hwnas.samplers.loading import default_options
     from hwnas.training.recipe import FULL_TRAINING, Recipe, all_recipe
@@ -43,14 +43,13 @@ def all_options(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def _whole(config: Any, given: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a section's `options` that the whole search has, with the values of `given` or of the search."""
+    """Return the `options` of a section that the search has too, with the values of `given`, else of the search."""
     whole = {"threads": config.threads, **config.training}
     return {key: given.get(key, value) for key, value in whole.items() if key in options}
 
 
 def main(config: Config, console: Console) -> None:
-    """Search, and print the result. Then Unfinished, if networks are not verified that were to be, or WorkerError, if
-    a worker ended early."""
+    """Search, and print the result. Raises Unfinished if networks were not verified, WorkerError if a worker failed."""
     _check_names(config)
     from hwnas.front.pairs import load_pairs
     from hwnas.front.verification import check_verified, summary_lines
@@ -67,7 +66,7 @@ def main(config: Config, console: Console) -> None:
 
 
 def _check_names(config: Config) -> None:
-    """UnknownName for a misspelt name, before the search and what it needs are imported, which takes seconds."""
+    """Raise UnknownName for a misspelt name, before the search and its imports, which take seconds."""
     from hwnas.accuracy.estimator import check_estimator
     from hwnas.samplers.loading import check_sampler
     from hwnas.space.search_space import find_space

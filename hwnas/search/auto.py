@@ -1,4 +1,4 @@
-"""`around=auto`: the networks that race are chosen by published top-1 and by latency here, timed as by `hwnas zoo`."""
+"""The choice of `around=auto`: networks race by published top-1 and by latency here, timed as by `hwnas zoo`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from hwnas.zoo.waves import ZooTiming
 
 AUTO = "auto"  # value of `around`
 MOST = 4  # networks that race
-MEMORY_MB = 4096  # that preparing a network may take
-MOST_TOLD = 4
-FEW_IMAGES = 64  # on which a step is timed: eight in a step
+MEMORY_MB = 4096  # of memory that preparing a network may take
+MOST_TOLD = 4  # networks or reasons that a line lists
+FEW_IMAGES = 64  # with which a step is timed; eight of them are a batch
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A network that may race, with its published top-1 in per cent and its latency here. `is_of_timm`: the top-1 is
-    that of timm's weights, as nothing says whose weights lie here."""
+    """A network that may race, with its published top-1 in per cent and its latency here. `is_of_timm`: the top-1 is of
+    timm's weights, and nothing says that the weights here are the same."""
 
     name: str
     top1: float
@@ -48,7 +48,7 @@ class Contender:
 
     @property
     def family(self) -> str:
-        """Of its name, whoever trained it."""
+        """The family that its name belongs to, whoever trained it."""
         return family(self.name.removeprefix("tf_"))
 
     def __str__(self) -> str:
@@ -58,45 +58,46 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """Seconds of a training step on one core: of the whole network, and of it and all its obvious cuts together."""
+    """Seconds of a training step on one core: of the whole network, and of it together with all its obvious cuts."""
 
     whole_s: float = 0.0
     known_s: float = 0.0
 
 
 def choose_networks(candidates: Iterable[Contender], cap_ms: float | None = None, most: int = MOST) -> list[Contender]:
-    """At most `most` networks of the front under the cap, the most accurate first, each of another family.
+    """Return at most `most` networks of the front under the cap, the most accurate first, each of another family.
 
-    Of a family it is the most accurate, as a race makes networks faster and never more accurate. Of more families
-    than `most` they are spread over the front.
+    Each family has its most accurate network, as a race makes networks faster and never more accurate. If there are
+    more families than `most`, the networks are spread over the front.
     """
     within = [each for each in candidates if cap_ms is None or each.latency_ms <= cap_ms]
     points = np.array([(each.latency_ms, each.top1) for each in within]).reshape(-1, 2)
     front = sorted((within[at] for at in np.flatnonzero(non_dominated(points, [True, False]))),
                    key=lambda each: each.top1)
-    left = [*{each.family: each for each in front}.values()]
-    return spread([-each.latency_ms for each in left], max(1, min(most, len(left))),
-                  lambda part: left[part[0]] if len(part) else None)
+    best_of_family = [*{each.family: each for each in front}.values()]  # the last one, which is the most accurate
+    return spread([-each.latency_ms for each in best_of_family], max(1, min(most, len(best_of_family))),
+                  lambda part: best_of_family[part[0]] if len(part) else None)
 
 
 def choose_around(pretrained: PretrainedOptions, image_size: int, targets: Sequence[Target],
                   cost: Callable[[str], TrainingCost], console: Console, *, cap_ms: float | None, timing_s: float,
                   training_s: float | None, seed: int) -> tuple[str, ...]:
-    """The names of the networks that race. Lines say why these, and which others there were.
+    """Return the names of the networks that race. Lines say why these were chosen, and which others there were.
 
     Args:
-        pretrained: The place of weights.
+        pretrained: The options that say which weights are used.
         image_size: Of the search's images, in px.
-        targets: A network counts by the one in which it is fastest.
-        cost: Of a network by its name. ConfigError, DataError or SpaceError if it cannot be cut or begun.
-        console: Gets the lines.
-        cap_ms: No network that is slower is chosen if there is a faster one.
+        targets: A network counts by the target on which it is fastest.
+        cost: Returns the cost of training a network by its name. Raises MissingWeights if its weights cannot be
+            fetched, CandidateError, ConfigError, DataError or SpaceError if it cannot be cut or trained.
+        console: Receives the lines.
+        cap_ms: No slower network is chosen if there is a faster one.
         timing_s: Seconds for timing networks.
         training_s: Seconds of all cores for the race; None if no minutes bound it.
         seed: Of the order of turns.
 
     Raises:
-        MissingWeights: There are no weights of any.
+        MissingWeights: There are no weights of any network, or those of a chosen one cannot be fetched.
         ConfigError: No network has a published top-1, or none could be timed; or what `cost` raises for the last.
         BudgetError: There was no time to time any.
     """
@@ -117,70 +118,72 @@ def choose_around(pretrained: PretrainedOptions, image_size: int, targets: Seque
 
 def _choose(timed: dict[str, Contender], cap_ms: float | None, training_s: float | None,
             cost: Callable[[str], TrainingCost], failed: dict[str, str]) -> list[Contender]:
-    """The networks that race. Those that cannot be cut go from `timed` to `failed`; raises what `cost` does for the
-    last."""
-    left, costs, most, dear = dict(timed), dict[str, TrainingCost](), MOST, list[Contender]()
+    """Choose the networks that race. One that cannot be cut goes from `timed` to `failed`. If it is the last one, the
+    error of `cost` is raised."""
+    candidates, costs, most, too_slow = dict(timed), dict[str, TrainingCost](), MOST, list[Contender]()
     while True:
-        chosen = choose_networks(left.values(), cap_ms, most) if len(left) > 1 else [*left.values()]
-        chosen = chosen or [min(left.values(), key=lambda each: each.latency_ms)]  # its cuts may keep the cap
+        chosen = choose_networks(candidates.values(), cap_ms, most) if len(candidates) > 1 else [*candidates.values()]
+        chosen = chosen or [min(candidates.values(), key=lambda each: each.latency_ms)]  # its cuts may keep the cap
+        # One cost at a time: a network that fails changes the choice.
         if new := next((each.name for each in chosen if each.name not in costs), ""):
             try:
                 costs[new] = cost(new)
             except MissingWeights:  # it cannot be fetched: neither could others
                 raise
             except (CandidateError, ConfigError, DataError, SpaceError) as error:
-                del left[new], timed[new]
+                del candidates[new], timed[new]
                 failed[new] = one_line(error)
-                if not left and not dear:
+                if not candidates and not too_slow:
                     raise
-                if not left:
-                    return dear
+                if not candidates:
+                    return too_slow
         elif training_s is None or _is_time_for([costs[each.name] for each in chosen], training_s):
             return chosen
         elif len(chosen) > 1:  # fewer networks have more steps each
             most = len(chosen) - 1
         else:  # too slow to train even alone: a faster one, if there is any
-            dear, most = chosen, MOST
-            left = {name: each for name, each in left.items() if each.latency_ms < chosen[0].latency_ms}
-            if not left:
+            too_slow, most = chosen, MOST
+            candidates = {name: each for name, each in candidates.items() if each.latency_ms < chosen[0].latency_ms}
+            if not candidates:
                 return chosen
 
 
 def _is_time_for(costs: Sequence[TrainingCost], training_s: float) -> bool:
-    """Return whether these networks and their cuts can be judged in a race of so many seconds, which takes as long as
-    FEWEST_STEPS of each, or a single network can be trained for so many."""
+    """Return whether `training_s` seconds suffice. Several networks and their cuts must be judged in their share of
+    them, which takes as long as FEWEST_STEPS of each. A single network needs time for FEWEST_STEPS."""
     if len(costs) == 1:
         return FEWEST_STEPS * costs[0].whole_s <= LEAST_SHARE * training_s
     return FEWEST_STEPS * sum(cost.known_s for cost in costs) <= SEVERAL_SHARE * training_s
 
 
 def tell_choice(chosen: Sequence[Contender], timed: Sequence[Contender], cap_ms: float | None) -> str:
-    """Say which of the networks that were timed were chosen, by what, and which were not."""
+    """Return a line that says which of the timed networks were chosen, why, and which were not."""
     if len(timed) == 1:
         return f"around={AUTO} is around={timed[0].name}: there is no other network to choose."
     others = sorted((each for each in timed if each not in chosen), key=lambda each: -each.top1)
-    left = f". Left out: {_list_few([*map(str, others)])}" if others else ""
+    rest = f". Left out: {_list_few([*map(str, others)])}" if others else ""
     over = "; none keeps the cap, and it is the fastest" if cap_ms and chosen[0].latency_ms > cap_ms else ""
     names = [str(each) for each in chosen]
-    told = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    joined = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
     under = f" under the cap of {cap_ms:g} ms" if cap_ms and not over else ""
-    return (f"around={AUTO} chose {told} of {count(len(timed), 'network')} that were timed, for their front of top-1 "
-            f"and latency{under}, each of another family, {MOST} at most or as many as there is time for{over}{left}.")
+    return (f"around={AUTO} chose {joined} of {count(len(timed), 'network')} that were timed, for their front of top-1 "
+            f"and latency{under}, each of another family, {MOST} at most or as many as there is time for{over}{rest}.")
 
 
 def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, target: Target, seed: int
                   ) -> TrainingCost:
-    """Time a step of the network that all of a space are cut from. The known cuts cost as their MACs do."""
+    """Time a step of the network that all of a space are cut from. The known cuts cost in proportion to their MACs."""
     whole, px, classes = space.known[WHOLE], max(space.image_sizes), space.classes
     task, _ = trunk_of(origin_name(whole.around))
+    # Black images: the data set is not loaded yet, and their content does not change the time of a step.
     images = Split(np.zeros((FEW_IMAGES, space.channels, px, px), np.uint8), np.arange(FEW_IMAGES) % classes,
                    np.full((FEW_IMAGES, 1, 5), -1, np.float32) if task else None)
     dataset = Dataset("", images, images, images, tuple(map(str, range(classes))), space.channels, px,
                       (0.5,) * space.channels, (0.25,) * space.channels, "", task=task or CLASSIFICATION)
     making, network = BuildSettings(dataset, recipe, seed, target), FoundNetwork(whole, start)
-    own = making.recipe_of(network)
-    image_s = step_seconds(network, making) / making.steps_in_a_step(network) / own.batch_for(FEW_IMAGES)
-    whole_s = own.batch_size * image_s
+    own_recipe = making.recipe_of(network)
+    image_s = step_seconds(network, making) / making.steps_in_a_step(network) / own_recipe.batch_for(FEW_IMAGES)
+    whole_s = own_recipe.batch_size * image_s
     return TrainingCost(whole_s, whole_s * sum(cut.macs for cut in space.known.values()) / whole.macs)
 
 
@@ -191,8 +194,8 @@ def _list_few(reasons: Sequence[str]) -> str:
 
 def _find_weights(pretrained: PretrainedOptions, image_size: int
                   ) -> tuple[dict[str, PublishedNetwork], set[str], dict[str, str]]:
-    """Find the published figures of networks whose weights are here or can be fetched; those for which they are of
-    timm's weights, as nothing says whose lie here; why others are left out."""
+    """Find the networks whose weights are here or can be fetched. Returns three values: their published figures, by
+    name; the names whose weights here may not be the published ones of timm; why others are left out."""
     here, published, failed = list_having(pretrained), dict[str, PublishedNetwork](), dict[str, str]()
     untagged = set[str]()
     fetched = sorted({each.name for each in published_networks()} - {*here}) if pretrained.download else []
@@ -216,12 +219,13 @@ def _find_weights(pretrained: PretrainedOptions, image_size: int
 
 def _time(networks: Mapping[str, PublishedNetwork], targets: Sequence[Target], cap_ms: float | None, timing_s: float,
           seed: int, console: Console) -> tuple[dict[str, Contender], dict[str, str]]:
-    """The networks that were timed, and why others could not be."""
+    """Time the networks. Returns each on its fastest target, and why others could not be timed."""
     with temporary_folder() as folder:
         timing = ZooTiming([*networks.values()], [ZooRecord.open(target) for target in targets], Path(folder),
                            MEMORY_MB, cap_ms, seed)
         with console.step(f"time {count(len(networks), 'network')}", timing_s) as report:
             complete = timing.run(timing_s, report)
+    # A network counts by the target on which it is fastest.
     measured = [pair for pair in timing.pairs if timing.measured(pair) is not None]
     timed = dict[str, Contender]()
     for (network, _), (latency_ms, *_) in zip(measured, timing.latencies_ms(measured), strict=True):
@@ -235,6 +239,7 @@ def _time(networks: Mapping[str, PublishedNetwork], targets: Sequence[Target], c
     if not timed:
         raise BudgetError(f"around={AUTO}: {timing_s:.0f} s are too few to time networks. Give more "
                           "budget.minutes, or name a network: around=NAME.")
+    # The others were not tried.
     if n_left := len(networks) - len(timed) - len(failed):
         failed[""] = f"{count(n_left, 'network')}: " + (
             "not expected to be on the front" if complete else "there was no time to time them")

@@ -1,4 +1,4 @@
-"""The latency models of a search by estimates: tables, calibrated where there is none, in this session."""
+"""The latency models of a search by estimates, in the session of the run. Missing tables are calibrated."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ CALIBRATION_ENDS_S = 15.0  # of a calibration, beyond its minutes: its first exp
 
 
 def calibrate(plan: Plan, run: RunFolder, console: Console) -> tuple[CalibratedDeployment, ...]:
-    """Return the plan's deployments with the models that predict the latencies of each in the run's session.
+    """Return the plan's deployments, each with the model that predicts its latencies in the run's session.
 
-    Of a set a deployment that cannot be calibrated is left out, and a line says why. The process that comes first
-    decides, for all others and for later calls.
+    A deployment of a set that cannot be calibrated is left out, and a line says why. The process that comes first
+    decides this for all others and for later calls.
     """
-    asked = [deployment.target.name for deployment in plan.deployments]
-    several = len(asked) > 1
-    decided = DECIDED.find(run.deployments) if several else None
-    if decided is not None and decided["asked"] != asked:
-        decided = None  # the study says what has changed
+    target_names = [deployment.target.name for deployment in plan.deployments]
+    several = len(target_names) > 1
+    decision = DECIDED.find(run.deployments) if several else None
+    if decision is not None and decision["asked"] != target_names:
+        decision = None  # opening the study will say what has changed
+    # An earlier process has decided which deployments the run has; otherwise all that can be calibrated are taken.
     calibrated: list[CalibratedDeployment] = []
     for deployment, calibration in _divide_minutes(plan.deployments, plan.space, plan.options.calibration):
-        if decided is not None and deployment.target.name not in decided["targets"]:
+        if decision is not None and deployment.target.name not in decision["targets"]:
             continue
         try:
             table, model = latency_model(deployment, plan.space, calibration, console)
             session = _find_session(plan, deployment, run, table, model, console)
         except (CandidateError, TableError) as error:
-            if not several or decided is not None:
+            if not several or decision is not None:
                 raise
             console.remark(f"note: not deployed as {deployment.target.name}: {error}")
             continue
@@ -54,20 +55,21 @@ def calibrate(plan: Plan, run: RunFolder, console: Console) -> tuple[CalibratedD
     if not calibrated:
         raise ConfigError(f"no deployment of target={plan.options.target['name']} could be calibrated: each line above "
                           "says why.")
-    if several and decided is None:
+    if several and decision is None:
         names = [each.name for each in calibrated]
-        run.write_json(run.deployments, {**DECIDED.header, "asked": asked, "targets": names})
+        run.write_json(run.deployments, {**DECIDED.header, "asked": target_names, "targets": names})
     return tuple(calibrated)
 
 
 def _divide_minutes(deployments: Sequence[Deployment], space: SearchSpace, whole: CalibrationOptions
                     ) -> Iterator[tuple[Deployment, CalibrationOptions]]:
-    """Each deployment, with the options of the calibration that it may need: the first that lacks a table as long as a
-    single one, the others together as long again, since they start from its table too, but a wave of networks at least.
-    """
+    """Yield each deployment with the options of its calibration, if it needs one. The first one that lacks a table may
+    take all minutes. The others share as many seconds as it took, since they start from its table, but each has time
+    for a wave of networks."""
     lacking = [deployment for deployment in deployments if not has_table(deployment, space)]
     least, others = min(LEAST_CALIBRATION, whole.minutes), len(lacking) - 1
     left_s = 0.0  # for all others
+    # The caller calibrates between two yields, so the time until the next one is that of the calibration.
     for deployment in deployments:
         began = time.monotonic()
         if deployment not in lacking[1:]:
@@ -80,7 +82,7 @@ def _divide_minutes(deployments: Sequence[Deployment], space: SearchSpace, whole
 
 
 def has_table(deployment: Deployment, space: SearchSpace) -> bool:
-    """Return whether no calibration is needed. Another runtime's table needs none: it is refused where it is used."""
+    """Return whether no calibration is needed. A table of another runtime counts too: its use is refused."""
     try:
         table = kept_table(deployment, space)
     except TableError:
@@ -90,7 +92,7 @@ def has_table(deployment: Deployment, space: SearchSpace) -> bool:
 
 def _find_session(plan: Plan, deployment: Deployment, run: RunFolder, table: LatencyTable, model: LatencyModel,
                   console: Console) -> Session:
-    """The session that the run's predictions are of: measured once, by the process that comes first."""
+    """Return the session that the run's predictions are of. The process that comes first measures it."""
     path = file_of(plan, deployment, run.session)
     with run.hold("session", console.say):
         session = Session.find(path, table)
@@ -101,5 +103,5 @@ def _find_session(plan: Plan, deployment: Deployment, run: RunFolder, table: Lat
 
 
 def file_of(plan: Plan, deployment: Deployment, path: Path) -> Path:
-    """The file of a run for one of its deployments; `path` itself where there is one alone."""
+    """Return the file of a run for one of its deployments: `path` itself if there is only one."""
     return path.with_stem(f"{path.stem}-{deployment.target.name}") if len(plan.deployments) > 1 else path

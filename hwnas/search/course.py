@@ -1,4 +1,4 @@
-"""The start of a race: its networks by name, its length, and what it asks of space and latencies."""
+"""The start of a race: its networks by name, its length, and its questions to the space and the latencies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hwnas.study.lines import THREADS
 from hwnas.study.objective import upper_ms
 from hwnas.system.clock import Deadline
 
-DECIDING = 2048  # validation images, stratified, that networks are judged by
+DECIDING = 2048  # validation images, stratified, by which networks are judged
 Latencies = Callable[[Sequence[Architecture]], Predictions]  # of networks; NotTimed if some were not timed yet
 NOT_ONE = "none of the networks that the race begins with can be exported and timed here"
 
@@ -28,16 +28,16 @@ class Length:
 
     Attributes:
         step_s: seconds of a step of each known network that races, by name.
-        total_s: of the race in one process on a machine whose steps take `step_s`, if no minutes bound it: its
-            decisions then depend on no clock.
+        total_s: seconds of the race in one process on a machine whose steps take `step_s`; None if minutes bound it.
+            With it, decisions depend on no clock.
         until: when lines and baselines must be trained; None: whenever.
-        baselines_s: seconds of a step of each baseline that is trained behind the race.
-        making_s: seconds that are kept for exporting and scoring each finalist beside them.
+        baselines_s: seconds of a step of each baseline that is trained after the race.
+        making_s: seconds that are kept after `until` for exporting and scoring each finalist.
         parts: finalists at most, as planned.
         n_smaller: networks on smaller images that are timed and judged at most; None: as many as suit `parts`.
         n_images: validation images by which networks are judged.
-        first_threads: on which the first network is trained; None: as many as there are workers.
-        speedup: of its steps on these, beside one; None: as lines expect it of so many threads.
+        first_threads: threads on which the first network is trained; None: as many as there are workers.
+        speedup: how many times as fast its steps are on these as on one thread; None: as `lines.THREADS` has it.
     """
 
     step_s: Mapping[str, float]
@@ -53,7 +53,7 @@ class Length:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: object) -> Length:
-        """Inverse of `asdict`. StudyError, which names the run folder `where`, for what another version wrote."""
+        """Return the length that `asdict` gave. StudyError, which names the run folder, if another version wrote it."""
         try:
             return cls(**{**values, "until": Deadline.of(values.get("until"))})
         except TypeError:
@@ -62,13 +62,13 @@ class Length:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left."""
+        """Seconds until the deadline; infinite if there is none."""
         return math.inf if self.until is None else self.until.left_s
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNetwork:
-    """A network that is known by name, at the largest image size; seconds of a step, measured before the race."""
+    """A network that a race starts with, known by name. Without minutes its `step_s` is relative, by its MACs."""
 
     name: str
     architecture: Architecture
@@ -77,20 +77,20 @@ class KnownNetwork:
 
 @dataclass(frozen=True)
 class Course:
-    """The decisions that are made before a race begins.
+    """The decisions that are made before a race starts.
 
     Attributes:
-        known: the networks that it begins with, slowest first.
+        known: the networks that it starts with, slowest first.
         length: how long it is.
-        predict: the latencies of networks, as timed.
-        options: what the search asks of them.
+        predict: returns the latencies of networks, as timed.
+        options: cap and objective of the search.
         workers: processes that train side by side.
         n_lines: lines at most.
-        most_k: finalists at most, if the planned ones leave seconds; None: no more.
+        most_k: finalists at most, if the planned ones leave seconds; None: no more than planned.
         is_int8: whether the networks will be quantised; `narrow`: to weights of 7 bits.
-        is_pretrained: whether weights are there that networks can be judged by before they are trained.
-        has_new_head: whether much of a network has no pretrained weights, so that cuts begin with those of a trained
-            network.
+        is_pretrained: whether networks have weights by which they can be judged before they are trained.
+        has_new_head: whether much of a network has no pretrained weights, so that its cuts start from the weights of a
+            trained network.
     """
 
     known: Sequence[KnownNetwork]
@@ -113,46 +113,47 @@ class Course:
 
     def speed_of(self, threads: int) -> float:
         """Return how many times as fast a step is on so many threads as on one."""
-        known = self.length.speedup if threads == self.first_threads else None
-        return float(threads ** THREADS) if known is None else known
+        measured = self.length.speedup if threads == self.first_threads else None
+        return float(threads ** THREADS) if measured is None else measured
 
     def latency_ms(self, network: Architecture) -> float:
-        """Return a network's latency; NotTimed if it was not timed yet."""
+        """Return a network's latency in ms. Raises NotTimed if it was not timed yet."""
         return float(self.predict([network]).mean[0])
 
     def is_allowed(self, network: Architecture) -> bool:
-        """Return whether a network could be timed and keeps the cap, as far as that is known."""
+        """Return whether a network can be timed and keeps the cap; true if it was not timed yet."""
         try:
             return bool(_keeping(self.predict, self.options, [network]))
         except NotTimed:
             return True
 
     def is_as_cheap(self, network: Architecture, other: Architecture) -> bool:
-        """Return whether one network costs no more than another in what is minimised beside latency."""
+        """Return whether one network costs no more than another in all minimised costs other than latency."""
         objective = self.options.objective
         return all(cost.of(None, network.blocks(), objective.terms) <= cost.of(None, other.blocks(), objective.terms)
                    for cost in objective.minimised if not cost.of_latency)
 
 
 def known_networks(space: SearchSpace, predict: Latencies, options: SearchOptions) -> dict[str, Architecture]:
-    """The networks that a race begins with, by name, at the largest image size and slowest first: those that the space
-    knows and that keep the cap at some size, at the largest one that does.
+    """Return the networks that a race starts with, by name and slowest first. Each known network of the space is on the
+    largest images on which it keeps the cap; without such images it is left out.
 
     Raises:
-        BudgetError: None keeps it.
-        CandidateError: None can be timed.
+        BudgetError: No network keeps the cap.
+        CandidateError: No network can be timed.
     """
-    known = {name: replace(network, image_size=max(space.image_sizes)) for name, network in space.known.items()}
-    sizes = {name: [network, *smaller_of(space, network)] for name, network in known.items()}
-    keeping = {*_keeping(predict, options, [*known.values()])}
+    on_largest = {name: replace(network, image_size=max(space.image_sizes)) for name, network in space.known.items()}
+    sizes = {name: [network, *smaller_of(space, network)] for name, network in on_largest.items()}
+    keeping = {*_keeping(predict, options, [*on_largest.values()])}
+    # Smaller images are timed only for networks that are over the cap on the largest ones.
     keeping |= {*_keeping(predict, options, [each for networks in sizes.values() if networks[0] not in keeping
                                              for each in networks[1:]])}
     able = {name: fitting[0] for name, networks in sizes.items()
             if (fitting := [each for each in networks if each in keeping])}
     if able:
-        told_ms = dict(zip(able, predict([*able.values()]).mean.tolist(), strict=True))
-        return dict(sorted(able.items(), key=lambda item: -told_ms[item[0]]))
-    fastest_ms = predict([*known.values()]).mean.min()
+        mean_ms = dict(zip(able, predict([*able.values()]).mean.tolist(), strict=True))
+        return dict(sorted(able.items(), key=lambda item: -mean_ms[item[0]]))
+    fastest_ms = predict([*on_largest.values()]).mean.min()
     if options.cap_ms is None or not math.isfinite(fastest_ms):
         raise CandidateError(NOT_ONE)
     raise BudgetError(f"budget.latency_ms={options.cap_ms:g}: none of the networks that the race begins with is as "
@@ -161,7 +162,7 @@ def known_networks(space: SearchSpace, predict: Latencies, options: SearchOption
 
 
 def _keeping(predict: Latencies, options: SearchOptions, networks: Sequence[Architecture]) -> list[Architecture]:
-    """Those of the networks that can be timed and keep the cap."""
+    """Return the networks that can be timed and keep the cap, by its quantile."""
     if not networks:
         return []
     predicted = predict(networks)

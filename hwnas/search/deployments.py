@@ -1,5 +1,4 @@
-"""The deployments of a set that a search chooses among, network by network, and the two of them that each network of
-the front is verified in."""
+"""The deployments of a set: a search chooses among them for each network, and verifies the front in two of them."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ VERIFIED = 2  # deployments that a finalist is verified in
 
 
 def deployments_of(network: Network, deployments: Sequence[Deployment], console: Console) -> tuple[Deployment, ...]:
-    """The deployments whose runtime can say a network; a line tells why it is not another. ConfigError where there is
-    none."""
+    """Return the deployments that can run a network; lines say why others cannot. Raises ConfigError if none can."""
     able, reasons = [], []
     for deployment in deployments:
         try:
@@ -43,13 +41,13 @@ def deployments_of(network: Network, deployments: Sequence[Deployment], console:
     return tuple(able)
 
 
-Latency = LatencyModel | MeasuredLatency  # what tells the latencies of networks on one deployment
+Latency = LatencyModel | MeasuredLatency  # predicts or measures latencies of networks on one deployment
 
 
 @dataclass(frozen=True)
 class CalibratedDeployment:
-    """A deployment with what tells its latencies. If that is a model, with the session of the run and its table; if it
-    measures, the table is that of the networks that were timed."""
+    """A deployment with the source of its latencies. A model comes with the session of the run and the table that it
+    has learnt from. Measured latencies have no session, and their own table of the networks that were timed."""
 
     deployment: Deployment
     latency: Latency
@@ -58,12 +56,12 @@ class CalibratedDeployment:
 
     @property
     def name(self) -> str:
-        """The target's."""
+        """The target's name."""
         return self.deployment.target.name
 
     @property
     def table(self) -> LatencyTable:
-        """Host, reference network and what was timed."""
+        """The latency table: host, reference network and what was timed."""
         if isinstance(self.latency, MeasuredLatency):
             return self.latency.table
         assert self.learnt_from is not None
@@ -77,11 +75,11 @@ class BestOf:
         self.models = models
 
     def predict(self, codes: np.ndarray) -> Predictions:
-        """As `LatencyModel.predict`, with the `deployment` of each."""
+        """Predict as `LatencyModel.predict` does, with the `deployment` of each network."""
         return _best_of({name: model.predict(codes) for name, model in self.models.items()})
 
     def predict_architectures(self, architectures: Sequence[Architecture]) -> Predictions:
-        """The same for architectures of any origin; slower."""
+        """Predict the same for architectures of any origin; slower."""
         return _best_of({name: model.predict_architectures(architectures) for name, model in self.models.items()})
 
 
@@ -101,14 +99,14 @@ def model_of_all(calibrated: Sequence[CalibratedDeployment]) -> Latency | BestOf
 
 
 def choose_deployments(predicted_ms: Mapping[str, float], int8: Collection[str]) -> list[str]:
-    """The two deployments of a network that may both be on the front, the fastest first.
+    """Return the two deployments of a network that may both be on the front, the fastest first.
 
     A second file of the same kind would answer as the first one does, only later. So the second deployment is the
-    fastest of the other kind, int8 or floating point; where the set has one kind only, the second fastest.
+    fastest of the other kind, int8 or floating point. If the set has one kind only, it is the second fastest.
 
     Args:
         predicted_ms: Predicted latency by deployment.
-        int8: The deployments in int8.
+        int8: The names of the int8 deployments.
     """
     by_latency = sorted(predicted_ms, key=lambda name: predicted_ms[name])
     first = by_latency[0]
@@ -119,18 +117,18 @@ def choose_deployments(predicted_ms: Mapping[str, float], int8: Collection[str])
 def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[CalibratedDeployment],
                 able: Mapping[str, Collection[str]], options: SearchOptions, like: Architecture,
                 say: Callable[[str], None]) -> list[FrontRow]:
-    """Each row in its deployments: finalists and baselines in two, controls in the fastest.
+    """Return each row in its deployments: finalists and baselines in two, controls in the fastest.
 
     A finalist's second deployment keeps the cap, as predicted, or there is none. A baseline that no deployment can run
     is left out.
 
     Args:
-        rows: Without deployments; where the run has a single one, they stay as they are.
+        rows: Rows without deployments. If the run has a single one, they are returned as they are.
         calibrated: The deployments of the run.
-        able: Those that can run a baseline, by its `trained_id`; all, where it is not there.
+        able: The deployments that can run a baseline, by its `trained_id`; all, if it is not there.
         options: Cap and objective, which gives the reward of a second deployment.
-        like: The architecture by whose latencies the deployments of a network are chosen that has no predicted ones.
-        say: Hears what is left out.
+        like: The architecture whose latencies choose the deployments of a network that has no predicted ones.
+        say: Receives the reason for each row that is left out.
     """
     if len(calibrated) == 1:
         return list(rows)
@@ -139,22 +137,25 @@ def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[CalibratedDeploym
     for row in rows:
         network = row.network
         assert network is not None, "explorers give rows of networks"
+        # The latencies of timm's networks are not predicted: the latencies of `like` choose their deployments.
         judged = network.architecture if isinstance(network, FoundNetwork) else like
         predicted = {each.name: each.latency.predict_architectures([judged]) for each in calibrated
                      if each.name in able.get(network.trained_id, [each.name])}
         if not predicted:
             say(f"{row.id} is left out: none of the deployments that were measured can run it.")
             continue
-        predicted = {name: told for name, told in predicted.items() if np.isfinite(told.mean[0])} or predicted
+        # A deployment that cannot time it counts only if no other one can either.
+        predicted = {name: values for name, values in predicted.items() if np.isfinite(values.mean[0])} or predicted
         names = choose_deployments({name: float(each.mean[0]) for name, each in predicted.items()}, int8)
         for place, name in enumerate(names[:1] if row.is_control else names):
             candidate = Candidate(judged, predicted[name])
             if place and row.is_finalist and candidate.constraints(options).get(CAP, 0.0) > 0:
-                continue
-            mine, known = network.deployed_as(name), {} if row.latency_ms_predicted is None else candidate.columns
-            if place and known and row.top1_proxy is not None:
-                known |= {"reward": options.objective.reward(row.top1_proxy, candidate.latency_ms),
-                          "reward_winner": False}
-            deployed.append(replace(row, id=mine.id, network=mine, target=name, **known))
+                continue  # predicted to be over the cap
+            mine, figures = network.deployed_as(name), {} if row.latency_ms_predicted is None else candidate.columns
+            if place and figures and row.top1_proxy is not None:
+                figures |= {"reward": options.objective.reward(row.top1_proxy, candidate.latency_ms),
+                            "reward_winner": False}
+            deployed.append(replace(row, id=mine.id, network=mine, target=name, **figures))
+    # A control belongs to the first deployment of its finalist.
     first = {row.trained_id: row.id for row in reversed(deployed)}
     return [replace(row, control_of=first.get(row.control_of, row.control_of)) for row in deployed]

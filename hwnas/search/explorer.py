@@ -1,6 +1,6 @@
-"""Explorer: what a search tries next. The road asks it for all in which races and searches by estimates differ.
+"""The explorer decides which networks a search tries next. It is all in which races and searches by estimates differ.
 
-Behind it is what both prepare: data, the pace of this machine, a study.
+The functions after it prepare what both need: data, the pace of this machine, a study.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class Explorer(ABC):
     @classmethod
     @abstractmethod
     def prepare(cls, plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> Self:
-        """Load the data, find out what networks cost here, open the study. With a `clock` the machine's pace is
-        measured too."""
+        """Load the data, find out what networks cost, open the study. With a `clock`, measure this machine's pace."""
 
     @property
     def deployment(self) -> Deployment:
@@ -63,34 +62,34 @@ class Explorer(ABC):
 
     @property
     def table(self) -> LatencyTable:
-        """That of the first deployment."""
+        """The latency table of the first deployment."""
         return self.calibrated[0].table
 
     @property
     def files(self) -> int:
-        """The deployments that a network of the front is made, scored and timed in, at most."""
+        """The number of deployments in which a network of the front is made, scored and timed, at most."""
         return min(VERIFIED, len(self.calibrated))
 
     @property
     def narrow(self) -> tuple[str, ...]:
-        """The targets for which int8 weights need 7 bits, by the CPU that their tables name."""
+        """The names of the targets for which int8 weights need 7 bits, by the CPU that their tables name."""
         return tuple(each.name for each in self.calibrated if needs_narrow_weights(
             each.deployment.target, each.table.host.get("vendor", ""), each.table.host.get("flags", ())))
 
     @property
     def making(self) -> BuildSettings:
-        """The settings by which finalists and baselines are made: those of the plan, for what could be calibrated."""
+        """The settings by which finalists and baselines are made, for the deployments that could be calibrated."""
         deployments = [each.deployment for each in self.calibrated]
         return replace(making_of(self.plan, self.dataset, deployments), narrow=self.narrow)
 
     @property
     def n_workers(self) -> int:
-        """Processes that find work."""
+        """The number of processes that work on the search."""
         return self.plan.workers
 
     @abstractmethod
     def begin(self, console: Console) -> None:
-        """Decide how long the search is, unless it has begun, and say how the minutes are divided."""
+        """Decide how long the search is, unless it has started, and say how the minutes are divided."""
 
     @abstractmethod
     def work(self, console: Console) -> None:
@@ -102,38 +101,37 @@ class Explorer(ABC):
 
     @abstractmethod
     def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
-        """Return the rows of the front as yet without figures: finalists, controls and baselines."""
+        """Return the rows of the front, without figures yet: finalists, controls and baselines."""
 
     def trained(self) -> dict[str, TrainedWeights]:
-        """Return the weights of networks that need no training behind the search, by network id."""
+        """Return the weights of networks that need no training after the search, by network id."""
         return {}
 
     def begun(self) -> dict[str, TrainedWeights]:
-        """Return the weights that networks go on with behind the search, by network id."""
+        """Return the weights with which networks go on after the search, by network id."""
         return {}
 
     def latency_facts(self) -> dict[str, Any]:
-        """Return what the report says of predicted latencies: `line` is a sentence on their error."""
+        """Return the report's facts about predicted latencies: `line` is a sentence on their error."""
         return {"line": ""}
 
     def report_facts(self) -> dict[str, Any]:
-        """Return what else environment.json has of the search."""
+        """Return further facts about the search for environment.json."""
         return {}
 
     def clear(self) -> None:
-        """Remove the weights of all but those that a network of the front would be made from again, and what killed
-        processes left half written. Weights that networks go on with stay for those that were made."""
-        made = {path.name.partition("-")[0] for path in (self.run.path / "models").glob("*")}
-        kept = {weights.path for weights in self.trained().values()}
-        kept |= {weights.path for id, weights in self.begun().items() if id in made}
+        """Remove what killed processes left half written, and weights that no network of the front would be made from
+        again. Weights with which networks go on stay if such a network was made."""
+        made_ids = {path.name.partition("-")[0] for path in (self.run.path / "models").glob("*")}
+        needed = {weights.path for weights in self.trained().values()}
+        needed |= {weights.path for id, weights in self.begun().items() if id in made_ids}
         for path in [*self.run.lines.glob("*.safetensors"), *self.run.lines.glob(".*.tmp")]:
-            if path not in kept:
+            if path not in needed:
                 path.unlink(missing_ok=True)
 
 
 def load_data(plan: Plan, run: RunFolder, identity: Mapping[str, str], console: Console) -> Dataset:
-    """Load the images. StudyError if the run's study is of other ones, or of another `identity`, before anything is
-    measured."""
+    """Load the images. StudyError, before any measuring, if the run's study is of others or of another `identity`."""
     url = url_of(plan, run)
     dataset = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
     check_resumable(url, {**_identity(plan, dataset), **identity})
@@ -147,13 +145,13 @@ def url_of(plan: Plan, run: RunFolder) -> str:
 
 def measure_pace(plan: Plan, dataset: Dataset, calibrated: Sequence[CalibratedDeployment], console: Console,
                  network: FoundNetwork) -> Pace:
-    """Time how fast this machine makes a network's files and trains the baselines, and another one scores them."""
+    """Time how fast this machine makes files and trains the baselines, and how fast the device scores files."""
     device = plan.deployment.device
     making = making_of(plan, dataset, [calibrated[0].deployment])
     score = None if device.is_here else partial(scoring_seconds, network=network, dataset=dataset,
                                                 target=making.target, device=device)
-    where = "time this machine" if score is None else f"time this machine, and {device.host.name} over ssh"
-    with console.step(where) as report:
+    title = "time this machine" if score is None else f"time this machine, and {device.host.name} over ssh"
+    with console.step(title) as report:
         pace = pace_of(network, making, score, report).with_networks(plan.baselines, making)
     if score is not None:
         console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
@@ -162,10 +160,10 @@ def measure_pace(plan: Plan, dataset: Dataset, calibrated: Sequence[CalibratedDe
 
 
 def search_options(plan: Plan, reference_ms: float) -> SearchOptions:
-    """Return the search's options, with an objective whose T is `reference_ms` where the user gave none."""
-    asked, budget = plan.options, plan.options.budget
-    return SearchOptions(asked.trials, plan.objective.at(plan.objective.target_ms or reference_ms), seed=asked.seed,
-                         max_asks=asked.max_asks, cap_ms=budget.latency_ms, cap_quantile=budget.quantile)
+    """Return the search's options, whose objective has `reference_ms` as its T if the user gave none."""
+    options, budget = plan.options, plan.options.budget
+    return SearchOptions(options.trials, plan.objective.at(plan.objective.target_ms or reference_ms), seed=options.seed,
+                         max_asks=options.max_asks, cap_ms=budget.latency_ms, cap_quantile=budget.quantile)
 
 
 def open_run_study(plan: Plan, run: RunFolder, dataset: Dataset, calibrated: Sequence[CalibratedDeployment],
@@ -180,7 +178,7 @@ def open_run_study(plan: Plan, run: RunFolder, dataset: Dataset, calibrated: Seq
 
 
 def _identity(plan: Plan, dataset: Dataset) -> dict[str, str]:
-    """The facts that are known before this host is measured."""
+    """Return the facts of the study's identity that are known before this host is measured."""
     cap_ms, quantile = plan.options.budget.latency_ms, plan.options.budget.quantile
     at = "" if quantile == 0.9 else f" at {quantile:g}"  # of conf/search.yaml
     return {"space": f"{plan.space.name} ({plan.space.fingerprint})",

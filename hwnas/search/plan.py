@@ -41,18 +41,18 @@ from hwnas.tasks.task import Task, load_task, trunk_of
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 
-RACE = "race"  # value of `accuracy`: no estimate, lines are trained
+RACE = "race"  # value of `accuracy`: networks race, and nothing is estimated
 SAMPLER = "hwnas"  # of conf/search.yaml
-PARTS, FINALISTS = 10, 4  # where the user gives no finalists.k: of a race, of a search by estimates
-LARGEST_PX = 224  # of the images of cut networks, where no size is given
+PARTS, FINALISTS = 10, 4  # if the user gives no finalists.k: of a race, of a search by estimates
+LARGEST_PX = 224  # of the images of cut networks, if no size is given
 DEFAULT_TRIALS, UNLIMITED = 24, 1_000_000  # the second: the minutes end the search
-CONTROLS = 2  # of a search by estimates, where the user gives no number
-Start = TypeVar("Start")  # the weights that a network begins with, and perhaps their padding
+CONTROLS = 2  # of a search by estimates, if the user gives no number
+Start = TypeVar("Start")  # the weights that a network starts from, and perhaps their padding
 
 
 @dataclass(frozen=True, slots=True)
 class FinalistOptions:
-    """The number of finalists, and what differs from full training in their recipe."""
+    """The number of finalists, and their recipe's differences from full training."""
 
     k: int | None = option(low=1, high=100)
     recipe: dict[str, Any] = option()
@@ -73,7 +73,7 @@ class BudgetOptions:
 
 @dataclass(frozen=True, slots=True)
 class VerificationOptions:
-    """The most seconds of timing finalists and baselines."""
+    """The most seconds that timing finalists and baselines may take."""
 
     seconds: float = option(low=1, high=86_400)
 
@@ -87,7 +87,7 @@ class EarlierOptions:
 
 @dataclass(frozen=True)
 class PlanOptions(DeviceOptions):
-    """Options of `conf/search.yaml`, without those of the estimators. Zero `workers`: one a core, on a GPU a few."""
+    """The options of `conf/search.yaml`, except the estimators'. `workers=0` is one a core, on a GPU a few."""
 
     target: dict[str, Any]
     host: str | None
@@ -137,7 +137,7 @@ class PlanOptions(DeviceOptions):
 
 
 def _listed(value: Any) -> tuple[str, ...]:
-    """Return the names that a value of `around` gives; none if it gives something else."""
+    """Return the names that a value of `around` gives; empty if the value is not allowed."""
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
     are_names = all(isinstance(name, str) and name for name in names)
     return names if are_names and len({*names}) == len(names) and (AUTO not in names or value == AUTO) else ()
@@ -147,11 +147,11 @@ def _listed(value: Any) -> tuple[str, ...]:
 class Plan:
     """A search as the options ask for it.
 
-    `out` is the run folder, which need not exist yet. `starts`: the weights of each network that those of the space are
-    cut from, by `Architecture.around`, if these begin with pretrained ones. If the user gave no T, `objective` has none
-    until the latency model is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the
-    configuration as it may be kept, `config` as it is, with passwords. `deployments`: all that a network may be
-    deployed as; `able`: of several, those that can run each baseline, by name. `parts`: finalists at most.
+    `out` is the run folder, which need not exist yet. `starts` has the pretrained weights of the networks that the
+    space's are cut from, by `Architecture.around`. If the user gave no T, `objective` has none until the latency model
+    is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration as it may be
+    kept, `config` the one with passwords. `deployments` are all that a network may be deployed as. If there are
+    several, `able` has the ones that can run each baseline, by `trained_id`. `parts` are the finalists at most.
     """
 
     options: PlanOptions
@@ -174,31 +174,30 @@ class Plan:
 
     @property
     def deployment(self) -> Deployment:
-        """The first of those that a network may be deployed as, on the machine of all."""
+        """The first deployment; all of them are on the same machine."""
         return self.deployments[0]
 
     @property
     def whole(self) -> str:
-        """The id of the baseline that is the network which all of the space are cut from; empty: there is none."""
-        wanted = [f"{name}-pretrained" for name in names_of_wholes(self.space)] if len(self.space.arounds) == 1 else []
-        return next((baseline.id for baseline in self.baselines if baseline.id in wanted), "")
+        """The id of the baseline that all networks of the space are cut from; empty if there is none."""
+        ids = [f"{name}-pretrained" for name in names_of_wholes(self.space)] if len(self.space.arounds) == 1 else []
+        return next((baseline.id for baseline in self.baselines if baseline.id in ids), "")
 
     def network(self, architecture: Architecture) -> FoundNetwork:
-        """The network of an architecture of the space, with the weights that it begins with."""
+        """Return the network of an architecture of the space, with the weights that it starts from."""
         return FoundNetwork(architecture, self.starts.get(architecture.around))
 
 
 def names_of_wholes(space: SearchSpace) -> list[str]:
-    """Return timm's names of the networks that those of a space are cut from."""
+    """Return timm's names of the networks that the networks of a space are cut from."""
     return [origin_name(around) for around in space.arounds]
 
 
 def make_plan(config: Config, console: Console, trials_only: bool = False) -> Plan:
     """Read all options and check them, as far as this needs no data, measuring or training. Nothing is written.
 
-    If `around` is `auto`, networks are timed and chosen, unless the run folder says which were chosen before.
-
-    `trials_only`: for a worker, which trains no baselines and needs no weights of theirs.
+    If `around` is `auto`, networks are timed and chosen, unless the run folder names the ones that were chosen before.
+    `trials_only` is for a worker, which trains no baselines and needs no weights of theirs.
     """
     config, options = _read_options(config)
     sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
@@ -211,6 +210,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     info = inspect_dataset(options.dataset)
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
+    # The networks: chosen if `around` is `auto`, then cut, which gives the space.
     if not trials_only:  # a misspelt name is answered before networks are timed, fetched or traced
         check_names(options.baselines or ())
     if options.around == AUTO:
@@ -219,6 +219,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     _check_head(space, info)
     if space.arounds and (len(deployments) > 1 or not trials_only):
         deployments = _exportable(space, deployments, console)
+    # Networks that are cut from others race; all others are estimated.
     accuracy = RACE if space.arounds else options.accuracy or PROXY
     if accuracy == RACE:
         _check_race(options, space, at_hand or trials_only, console)
@@ -227,6 +228,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     baselines = () if trials_only else _baselines(options, space, starts, info, console)
     able = _deployable(baselines, deployments, console)
     out = _out_of(options, options.space if options.around is None else space.name, info)
+    # The options of the estimator, which a race has none of.
     own, parts = ({}, PARTS) if accuracy == RACE else (section(config, accuracy), FINALISTS)
     named = _named(config, options, deployments)
     return Plan(options, deployments, space, starts, out, accuracy, own, sampler, objective, recipe, baselines,
@@ -235,8 +237,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
 
 
 def _read_options(config: Config) -> tuple[Config, PlanOptions]:
-    """Return the configuration, and its options with the values that follow from one another: where networks are
-    trained, how large images are, how long a calibration takes."""
+    """Return the configuration and its options, completed with values that follow from others: the device of trainings,
+    the size of images, the length of a calibration."""
     if config.get("task") is not None:  # workers and later commands read it there
         merged: Any = omegaconf.OmegaConf.merge(config, {"dataset": {"task": config["task"]}})
         config = merged
@@ -254,7 +256,7 @@ def _read_options(config: Config) -> tuple[Config, PlanOptions]:
 
 
 def _read_objective(options: PlanOptions, deployments: Sequence[Deployment]) -> Objective:
-    """Return the objective; ConfigError for what it lacks, or what a search among several deployments cannot do."""
+    """Return the objective. Raises ConfigError for what it lacks, or what several deployments cannot do."""
     objective = read_objective(options.objective, deployments[0].target)
     if len(deployments) > 1 and any(cost.of_file for cost in objective.minimised):
         raise ConfigError(f"target={options.target['name']} is a set, and the size of a file depends on the "
@@ -266,7 +268,7 @@ def _read_objective(options: PlanOptions, deployments: Sequence[Deployment]) -> 
 
 def _deployable(baselines: Sequence[FoundNetwork | TimmNetwork], deployments: Sequence[Deployment], console: Console
                 ) -> dict[str, tuple[str, ...]]:
-    """Return the deployments of a set that can run each baseline; ConfigError if one cannot be deployed at all."""
+    """Return which deployments of a set can run each baseline, by `trained_id`. ConfigError if none can run one."""
     if len(deployments) == 1:
         check_deployable(baselines, deployments[0].target)
         return {}
@@ -275,14 +277,14 @@ def _deployable(baselines: Sequence[FoundNetwork | TimmNetwork], deployments: Se
 
 
 def _named(config: Config, options: PlanOptions, deployments: Sequence[Deployment]) -> Any:
-    """Return the configuration for workers and later commands, which choose and time nothing: they know the networks
-    that were chosen, and a device by the name of its table."""
+    """Return the configuration for workers and later commands, which choose and time nothing. It names the networks
+    that were chosen, and a device by its table."""
     named: Any = config
     if config.get("around") == AUTO:
         named = omegaconf.OmegaConf.merge(named, {"around": [*options.arounds]})
     if not deployments[0].device.is_here:
         named = omegaconf.OmegaConf.merge(named, {"host": deployments[0].host_name, **dict.fromkeys(DEVICE)})
-        if len(deployments) > 1:  # and it cannot be asked there what it is able to
+        if len(deployments) > 1:  # they cannot ask the device which ones it can run
             names = [name for name in options.target[DEPLOYMENTS]
                      if any(each.target.name in (name, f"{name}-t{each.target.threads}") for each in deployments)]
             named = omegaconf.OmegaConf.merge(named, {"target": {DEPLOYMENTS: names}})
@@ -290,13 +292,13 @@ def _named(config: Config, options: PlanOptions, deployments: Sequence[Deploymen
 
 
 def _workers(options: PlanOptions) -> int:
-    """Return the processes that train side by side; networks of modules are in this one alone."""
+    """Return the number of processes that train side by side: 1 if a network's module is in this process alone."""
     alone = any(name.startswith(MODULE) for name in options.arounds)
     return 1 if alone else processes(options.workers, options.training.device)
 
 
 def _check_head(space: SearchSpace, info: DatasetInfo) -> None:
-    """ConfigError for a space whose networks have no head for the data set's task."""
+    """Raise ConfigError for a space whose networks have no head for the data set's task."""
     heads = {trunk_of(name)[0] for name in names_of_wholes(space)} or {""}
     if heads != {info.task if load_task(info.task).needs_trunk else ""}:
         raise ConfigError(f"space={space.name}: its networks have no head for {info.task}, which {info.name} is for. "
@@ -304,10 +306,10 @@ def _check_head(space: SearchSpace, info: DatasetInfo) -> None:
 
 
 def _check_race(options: PlanOptions, space: SearchSpace, can_time: bool, console: Console) -> None:
-    """ConfigError for what a race cannot do. Options that do not count in it are told."""
-    decided = {"warmup", "lr_end", *(("epochs", "min_steps", "max_steps") if options.budget.minutes else ())}
-    if unheard := sorted(decided & options.finalists.recipe.keys()):
-        console.remark(f"note: finalists.recipe: {', '.join(unheard)} count for baselines alone, as a race decides how "
+    """Raise ConfigError for what a race cannot do. A remark names the options that do not count in it."""
+    race_options = {"warmup", "lr_end", *(("epochs", "min_steps", "max_steps") if options.budget.minutes else ())}
+    if unused := sorted(race_options & options.finalists.recipe.keys()):
+        console.remark(f"note: finalists.recipe: {', '.join(unused)} count for baselines alone, as a race decides how "
                        "long its networks are trained and at which rate.")
     if not space.arounds:
         raise ConfigError(f"accuracy=race: space {space.name} is cut from no network, and a race begins with one and "
@@ -323,7 +325,7 @@ def _check_race(options: PlanOptions, space: SearchSpace, can_time: bool, consol
 
 
 def _check_no_estimates(options: PlanOptions) -> None:
-    """ConfigError for options of a search by estimates."""
+    """Raise ConfigError for options of a search by estimates."""
     if options.accuracy not in (None, RACE):
         raise ConfigError(f"accuracy={options.accuracy}: cuts of a network race, and a race estimates nothing. Leave "
                           "accuracy out.")
@@ -338,7 +340,7 @@ def _check_no_estimates(options: PlanOptions) -> None:
 
 
 def check_controls(options: PlanOptions, space: SearchSpace) -> None:
-    """ConfigError where the space has too few networks for finalists and controls."""
+    """Raise ConfigError if the space has too few networks for finalists and controls."""
     k = options.finalists.k or FINALISTS
     if options.n_controls > space.size - k:
         raise ConfigError(f"controls={options.n_controls} and {k} finalists are more than the {space.size} settings of "
@@ -346,14 +348,15 @@ def check_controls(options: PlanOptions, space: SearchSpace) -> None:
 
 
 def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[SearchSpace, dict[str, Pretrained]]:
-    """The search space, and the weights that its networks begin with where they are cut from pretrained networks."""
+    """Return the search space, and the pretrained weights that its networks start from, by `Architecture.around`."""
+    # A space of the user's or of this package, whose networks may be cut from others.
     px = options.dataset.get("image_size")
     if options.around is None:
         space = load_space(options.space, info.channels, info.classes, px)
-        begun = {around: _start(around, options, console,
+        found = {around: _start(around, options, console,
                                 partial(find_start, around, options.pretrained, info.channels))
                  for around in space.arounds}
-        return space, {around: start for around, start in begun.items() if start is not None}
+        return space, {around: start for around, start in found.items() if start is not None}
     if options.pretrained.file is not None and len(options.arounds) > 1:
         raise ConfigError(f"pretrained.file={options.pretrained.file} is of one network, and around names several. "
                           "Give pretrained.folder=DIR with a file for each.")
@@ -362,6 +365,7 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
         check_timm(name, "around")
         if name.startswith(MODULE) and options.workers > 1:
             raise ConfigError(f"workers={options.workers}: {name} is in this process alone. Give workers=1.")
+    # The cuts of each network are described, then joined to one space.
     contents, starts = list[dict[str, Any]](), dict[str, Pretrained]()
     for name in names:
         content, start = _cut(name, options, info, console)
@@ -375,17 +379,17 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
 
 
 def _out_of(options: PlanOptions, space: str, info: DatasetInfo) -> Path:
-    """Return the run folder: the one that is asked for, or `runs/<target>-<space>-<dataset>`."""
+    """Return the run folder that the user gives, or `runs/<target>-<space>-<dataset>`."""
     return Path(options.out) if options.out else Path("runs") / (
         f"{options.target['name']}-{Path(space).stem}-{info.name}")
 
 
 def _choose(options: PlanOptions, info: DatasetInfo, deployments: Sequence[Deployment], recipe: Recipe,
             console: Console) -> PlanOptions:
-    """Return the options with the networks that `around=auto` stands for: those that the run folder began with, or
-    chosen ones."""
+    """Return the options with names for `around=auto`: the networks of the run folder, or newly chosen ones."""
     _check_no_estimates(options)
     out = _out_of(options, f"around_{AUTO}", info)
+    # A search that goes on keeps its networks.
     names = _listed(RunFolder(out).read_config().get("around")) if RunFolder(out).config.is_file() else ()
     if names:
         console.note(f"around={AUTO}: the search in {out} goes on with {' and '.join(names)}.")
@@ -405,6 +409,7 @@ def _choose(options: PlanOptions, info: DatasetInfo, deployments: Sequence[Deplo
         return TrainingCost() if minutes is None else training_cost(space, start, recipe, deployments[0].target,
                                                                     options.seed)
 
+    # Seconds of all processes that are left for the race after timing the networks.
     race_s = None if minutes is None else 60 * minutes * (1 - CALIBRATION) * processes(
         options.workers, options.training.device)
     names = choose_around(
@@ -415,13 +420,13 @@ def _choose(options: PlanOptions, info: DatasetInfo, deployments: Sequence[Deplo
 
 
 def _largest_px(options: PlanOptions, info: DatasetInfo) -> int:
-    """The side of the images on which whole networks race."""
+    """Return the side in px of the images on which whole networks race."""
     return options.dataset.get("image_size") or min(info.native_size, LARGEST_PX)
 
 
 def _cut(name: str, options: PlanOptions, info: DatasetInfo, console: Console
          ) -> tuple[dict[str, Any], Pretrained | None]:
-    """Return what can be cut out of one of timm's networks, as a space's file says it, and the weights of that."""
+    """Return the cuts of one of timm's networks, as a space's file has them, and the weights of the network."""
     name = load_task(info.task).network_name(name)
     content = partial(describe_cuts, channels=info.channels, classes=info.classes,
                       image_size=_largest_px(options, info), image_sizes=options.image_sizes or ())
@@ -432,10 +437,11 @@ def _cut(name: str, options: PlanOptions, info: DatasetInfo, console: Console
 
 
 def _exportable(space: SearchSpace, deployments: Sequence[Deployment], console: Console) -> tuple[Deployment, ...]:
-    """The deployments that cuts of a traced network can be written for. ConfigError where there is none, or they cannot
-    be exported: then none of them could be deployed."""
+    """Return the deployments that cuts of a traced network can be written for. Raises ConfigError if there is none, or
+    if the cuts cannot be exported."""
     able = tuple(deployments)
     for around in space.arounds:
+        # One known cut of each network is exported as a sample of all.
         name, network = [(name, each) for name, each in space.known.items() if each.around == around][-1]
         able = deployments_of(FoundNetwork(network, None, name), able, console)
         try:
@@ -449,8 +455,8 @@ def _exportable(space: SearchSpace, deployments: Sequence[Deployment], console: 
 
 
 def _start(name: str, options: PlanOptions, console: Console, find: Callable[[], Start]) -> Start | None:
-    """The weights of the network that others are cut from, as `find` finds them; none where the user asks for random
-    ones, and a line says so. MissingWeights where there are none."""
+    """Return the weights of the network that others are cut from, by `find`. None, with a remark, if the user asks for
+    random ones. Raises MissingWeights if there are none."""
     if options.pretrained.use is False:
         console.remark(f"note: cuts of {name} begin with random weights, as pretrained.use=false asks for.")
         return None
@@ -461,7 +467,7 @@ def _start(name: str, options: PlanOptions, console: Console, find: Callable[[],
 
 
 def _earlier_run(reuse: str | None) -> Path | None:
-    """`search.reuse` as a run folder; ConfigError when it holds no study."""
+    """Return `search.reuse` as a run folder, None if it is not given. Raises ConfigError if it holds no study."""
     if not reuse:
         return None
     folder = Path(reuse)
@@ -473,10 +479,10 @@ def _earlier_run(reuse: str | None) -> Path | None:
 
 def _baselines(options: PlanOptions, space: SearchSpace, starts: Mapping[str, Pretrained], info: DatasetInfo,
                console: Console) -> tuple[FoundNetwork | TimmNetwork, ...]:
-    """The baselines, with a stem of stride 1 as well where images are small, for each of `image_sizes`, and their
-    obvious cuts where asked; those that have pretrained weights begin with them where these are asked for.
+    """Return the baselines, also on smaller `image_sizes`, and their obvious cuts if these are asked for.
 
-    If the space's are all cut from one network, that is the first. Beside pretrained cuts only pretrained ones stand.
+    Baselines have pretrained weights if these are there and asked for. If all networks of the space are cut from one
+    network, that is the first. Beside pretrained cuts all are pretrained; otherwise small images add stems of stride 1.
     """
     images = Shape(space.channels, max(space.image_sizes), space.classes)
     task, sizes = load_task(info.task), dict.fromkeys(options.image_sizes or ())
@@ -492,17 +498,18 @@ def _baselines(options: PlanOptions, space: SearchSpace, starts: Mapping[str, Pr
         raise ConfigError(f"image_sizes: {largest} px is larger than the search's images ({images.image_size} px). "
                           f"Give dataset.image_size={largest}, or smaller sizes.")
     baselines = list(map(Baseline, names)) if starts else variants(names, images.image_size)
+    # On smaller images there are the same names again, and their cuts.
     smaller = [px for px in sizes if px < images.image_size]
     small = [Baseline(name, image_size=px) for name in names for px in smaller]
-    begun = _begun([*baselines, *small], options, images, task, console)
-    cuts = _cuts([each for each in begun if not (each.image_size or each.stem_stride)], images, smaller, console
+    all_baselines = _begun([*baselines, *small], options, images, task, console)
+    cuts = _cuts([each for each in all_baselines if not (each.image_size or each.stem_stride)], images, smaller, console
                  ) if options.cuts else []
-    return (*(TimmNetwork(baseline, images) for baseline in begun), *cuts)
+    return (*(TimmNetwork(baseline, images) for baseline in all_baselines), *cuts)
 
 
 def _cuts(baselines: Sequence[Baseline], images: Shape, smaller: Sequence[int], console: Console
           ) -> Iterator[FoundNetwork]:
-    """The obvious cuts of each baseline that can be cut, on images of each size, with the weights that it has."""
+    """Yield the obvious cuts of each baseline that can be cut, on images of each size, with the baseline's weights."""
     for baseline in baselines:
         try:
             cuts = obvious_cuts(around_of(baseline.name, baseline.pad_type), images, smaller)
@@ -516,23 +523,22 @@ def _cuts(baselines: Sequence[Baseline], images: Shape, smaller: Sequence[int], 
 
 def _pretrained_names(wholes: Sequence[str], names: Sequence[str], options: PlanOptions, channels: int,
                       console: Console) -> tuple[tuple[str, ...], PlanOptions]:
-    """Those of `names` that have pretrained weights, which the options then ask for, without the `wholes`, of which
-    cuts race; but one that is alone is the first."""
+    """Return the `names` that have pretrained weights, and options that ask for these. The `wholes` are left out, as
+    their cuts race; but a single one is the first name."""
     own = tuple(wholes[:1]) if len(wholes) == 1 else ()
     if racing := [name for name in names if name in wholes and name not in own]:
         console.note(f"no baselines beside the race, as they are in it: {', '.join(racing)}")
     names = [name for name in names if name not in wholes]
     having = () if options.pretrained.file else find_some([*wholes, *names], options.pretrained, channels)
-    if left := [name for name in names if name not in having]:
+    if missing := [name for name in names if name not in having]:
         why = f"pretrained.file is of {wholes[0]}" if options.pretrained.file else "no pretrained weights"
-        console.note(f"not a baseline beside pretrained networks: {', '.join(left)} ({why})")
+        console.note(f"not a baseline beside pretrained networks: {', '.join(missing)} ({why})")
     options = replace(options, pretrained=replace(options.pretrained, use=True))
     return (*own, *(name for name in names if name in having)), options
 
 
 def _unheard(given: Mapping[str, Any], of_task: Mapping[str, Any]) -> str:
-    """The options of `finalists.recipe` that are full training's own values, so that they change nothing, where
-    fine-tuning has others."""
+    """Return the options of `finalists.recipe` that change nothing: full training's values, not fine-tuning's."""
     full, fine = all_recipe(FULL_TRAINING), {**all_recipe(FINE_TUNING), **of_task}
     return ", ".join(f"{key}={value}" for key, value in sorted(given.items()) if key in fine and value == full[key]
                      and fine[key] != value and key not in ("epochs", "min_steps", "max_steps"))
@@ -540,34 +546,34 @@ def _unheard(given: Mapping[str, Any], of_task: Mapping[str, Any]) -> str:
 
 def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, task: Task, console: Console
            ) -> list[Baseline]:
-    """`baselines`, those that have pretrained weights with them where these are asked for. ConfigError or DataError for
+    """Return `baselines`, with pretrained weights if these are there and asked for. Raises ConfigError or DataError for
     weights that do not fit."""
     if not options.pretrained.asked:
         return list(baselines)
     names = list(dict.fromkeys(baseline.name for baseline in baselines))
-    begun = find_some(names, options.pretrained, images.channels)
-    if left := [name for name in names if name not in begun]:
-        console.note(f"no pretrained weights of {', '.join(left)}: trained from scratch")
-    if unheard := _unheard(options.finalists.recipe, task.recipe):
-        console.note(f"finalists.recipe: {unheard} does not count for networks with pretrained weights, which keep "
+    found = find_some(names, options.pretrained, images.channels)
+    if missing := [name for name in names if name not in found]:
+        console.note(f"no pretrained weights of {', '.join(missing)}: trained from scratch")
+    if unused := _unheard(options.finalists.recipe, task.recipe):
+        console.note(f"finalists.recipe: {unused} does not count for networks with pretrained weights, which keep "
                      "their own recipe's")
-    changed = [replace(each, pad_type=begun[each.name][1], pretrained=begun[each.name][0]) if each.name in begun
+    changed = [replace(each, pad_type=found[each.name][1], pretrained=found[each.name][0]) if each.name in found
                else each for each in baselines]
     # Weights that do not fit are refused now, not after the trials.
     for baseline in {each.name: each for each in reversed(changed) if each.pretrained is not None}.values():
-        if said := TimmNetwork(baseline, images).check_start():
-            console.remark(f"note: {said}")
+        if remark := TimmNetwork(baseline, images).check_start():
+            console.remark(f"note: {remark}")
     return changed
 
 
 def making_of(plan: Plan, dataset: Dataset, deployments: Sequence[Deployment] = ()) -> BuildSettings:
-    """Return the settings by which finalists and baselines are made for these deployments; for all without any."""
+    """Return the settings by which finalists and baselines are made, for these deployments or else for all."""
     targets = tuple(deployment.target for deployment in deployments or plan.deployments)
     return BuildSettings(dataset, plan.recipe, plan.options.seed, targets[0],
                          targets=targets if len(targets) > 1 else ())
 
 
 def line_recipe(plan: Plan, dataset: Dataset) -> Recipe:
-    """The recipe of a race's lines: that of finalists in this space, whose rate and length the race decides."""
+    """Return the recipe of a race's lines: that of finalists in this space. The race decides rate and length."""
     recipe = making_of(plan, dataset).recipe_of(plan.network(plan.space.reference))
     return replace(recipe, threads=plan.options.threads or len(usable_cores()))

@@ -1,19 +1,19 @@
-"""The race around pretrained networks: who is trained next, for how long, from whose weights, and who is dropped.
+"""The race around pretrained networks: which is trained next, for how long, from whose weights, and which is dropped.
 
-A line is a network in training. Steps are what is missing, so few networks share them, and how the seconds are divided
-follows from what was learnt so far. This file reads as the list of the rungs:
+A line is a network in training. Training steps are scarce, so few networks share them. How the seconds are divided
+follows from what was learnt so far. The file has the order of the rungs:
 
-    known      what anybody would try, the whole network and its obvious cuts, gets a fitted classifier
-               (`training/classifier.py`) and no step; then some of those that are left on smaller images. Those that a
-               faster one beats are dropped
-    first      the slowest one left, in pieces at the full rate, until more of them would hardly make it more accurate
-    finish     its rate falls to zero, at the end with int8's rounding if that would cost accuracy. So do those of the
-               others, in a single leg: from the trained weights if only the images are smaller, otherwise from its own
+    known      The obvious networks, the whole one and its obvious cuts, get a fitted classifier
+               (`training/classifier.py`) and no step; then some of them on smaller images. Networks that a faster one
+               beats are dropped.
+    first      The slowest network that is left trains in pieces at the full rate, until more pieces would hardly make
+               it more accurate.
+    finish     Its rate falls to zero, at the end with int8's rounding if that would cost accuracy. The others train in
+               a single leg each: from trained weights if only the images are smaller, otherwise from their own.
 
-Of networks that are about as fast the one with the most multiply-adds is trained. Their number follows from the steps
-that each must have. Nothing here trains, measures or writes: all is decided from the lines as the study has them. So
-any number of processes come to the same decision, and a killed race goes on where it was. The reasons are in
-docs/decisions/race.md.
+Of networks that are about as fast, the one with the most multiply-adds is trained. Their number follows from the steps
+that each must have. Nothing here trains, measures or writes: the lines in the study decide everything. So all processes
+come to the same decision, and a killed race goes on at the same point. The reasons are in docs/decisions/race.md.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from hwnas.study.record import KNOWN
 from hwnas.training.line import ROUNDED_S
 
 FIRST, FINISH = "first", "finish"
-FINALISTS = "finalists"  # attribute of the study: numbers of the lines that came through
+FINALISTS = "finalists"  # attribute of the study: numbers of the lines that are finished
 PIECE = 0.14  # of the seconds, for a leg of the first network at the full rate
 LEAST_PIECES, MOST_PIECES = 2, 3
 FALL = 2 / 3  # steps of the falling rate, as a share of those at the full one
 LEARNING = 0.3  # the error falls about as the steps to the power of -0.3 do
 TOLERANCE = 0.01  # top-1 that the first network may lose because it does not get all seconds
-SHRUNK = 1 / 3  # seconds of a network on smaller images than it was trained on, in those of one that is cut
-SHRUNK_RATE = 0.5  # at which it begins, as a share of the recipe's
-NEARLY = 1.15  # times as long takes a network that is trained in place of one that it beats
+SHRUNK = 1 / 3  # seconds of a network that was trained on larger images before, as a share of another's
+SHRUNK_RATE = 0.5  # at which it starts, as a share of the recipe's
+NEARLY = 1.15  # times as long a network may take that is trained in place of one that it beats
 FITTED_STEPS = 250  # that a network will have at most, for it to keep the fitted classifier
-ENOUGH_STEPS = 60  # of each network behind the first: where fewer would be left, there are fewer networks
+ENOUGH_STEPS = 60  # of each network after the first: if fewer would be left, there are fewer networks
 FEWEST = 3  # networks, with the first
 LEAST_JUDGED = 5  # networks on smaller images that are timed and judged, at least
-SMALLER = 3 / 4  # of an image's side, at most, has the next smaller one that is judged
-WARMUP = 40  # steps of a leg that begins with other weights than the line had
+SMALLER = 3 / 4  # of an image's side is that of the next smaller images that are judged, at most
+WARMUP = 40  # steps of a leg that starts from other weights than the line had
 LEAST_STEPS = 20  # of any leg
-ROUNDED, LOSS = 0.25, 0.003  # share of a network's last steps with int8's rounding, where that loses more than LOSS
-SURE = 0.95  # how sure it must be that a line twice as fast is better, for a slower one to be dropped
+ROUNDED, LOSS = 0.25, 0.003  # share of a network's last steps with int8's rounding, if that loses more top-1 than LOSS
+SURE = 0.95  # probability that a line twice as fast is better, from which on the slower one is dropped
 PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
 
 
@@ -61,8 +61,8 @@ PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (ove
 class Train:
     """A leg of a line to train, from the weights of `source` or its own.
 
-    Its rate goes from `start` to `end`; the last steps, a share of `rounded`, have int8's rounding. `move` made the
-    network of its source. `anew`: its own weights are those that it had before its first leg.
+    Its rate goes from `start` to `end`, as shares of the recipe's. The last steps, a share of `rounded`, have int8's
+    rounding. `move` made the network of its source. `anew`: it starts from the line's weights before its first leg.
     """
 
     rung: str
@@ -85,7 +85,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A line that ends, and why."""
+    """A line that ends, and the reason."""
 
     line: Line
     reason: str
@@ -93,7 +93,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """The lines that came through."""
+    """The choice of the finished lines, which ends the race."""
 
     lines: Sequence[Line]
 
@@ -102,8 +102,7 @@ Step = Train | Add | Drop | Choose
 
 
 class Race:
-    """The race as it stands: the lines so far, and all that follows from them. `new_heads.py` has what differs where
-    heads are new."""
+    """The race with its present lines, and all that follows from them. `new_heads.py` has the race of new heads."""
 
     most_pieces = MOST_PIECES  # of the first network
     size_step = SMALLER
@@ -114,19 +113,19 @@ class Race:
         self._by_id = {line.id: line for line in lines}
 
     def steps(self) -> list[Step]:
-        """Return everything that can be done now, most wanted first; nothing when the race is over. A leg that is begun
-        is not dropped."""
-        begun = [*self._begun()]
+        """Return all that can be done now, most wanted first; nothing when the race is over. Running legs go on."""
+        in_progress = [*self._begun()]
         if self.chosen is not None:
-            return [*begun]
-        busy = {task.line.number for task in begun}
-        wanted = [task for task in self._tasks() if isinstance(task, Add) or task.line.number not in busy]
-        if begun or wanted:
-            return [*begun, *wanted]
+            return [*in_progress]
+        busy = {task.line.number for task in in_progress}
+        others = [task for task in self._tasks() if isinstance(task, Add) or task.line.number not in busy]
+        if in_progress or others:
+            return [*in_progress, *others]
+        # Nothing is left to do: the finished lines are the finalists, all others end.
         return [*(Drop(line, "there was no time for it") for line in self.lines if line.live), Choose(self.finished)]
 
     def _begun(self) -> Iterator[Train]:
-        """Yield the legs that a process is at work on, or was when it died."""
+        """Yield the legs that a process works on, or worked on when it died."""
         for line in self.lines:
             if line.live and line.claim is not None and "steps" in line.claim:
                 work = line.claim
@@ -136,6 +135,7 @@ class Race:
 
     def _tasks(self) -> Iterator[Train | Add | Drop]:
         """Yield what can be done now, most wanted first."""
+        # Rung `known`: first the networks that are known by name, then some on smaller images.
         if known := [*self._judge(known.architecture for known in self.course.known)]:
             yield from known
             return
@@ -145,6 +145,7 @@ class Race:
         if any(FIRST in line.rungs for line in self.lines):  # until then it may fail, and others take its place
             yield from (Drop(line, self._reasons[line.number]) for line in self.lines
                         if line.live and line.number in self._reasons)
+        # Rungs `first` and `finish`: the slowest line, then all that are wanted after it.
         if (first := self._first) is not None:
             if self._may_go_on(first):
                 steps = self.most_pieces * (1 + FALL) * PIECE * self.left_s / self.step_s(first.architecture)
@@ -158,7 +159,7 @@ class Race:
     # The rungs, in order.
 
     def _judge(self, networks: Iterable[Architecture]) -> Iterator[Train | Add]:
-        """Yield the judging of those networks that were not judged yet."""
+        """Yield the judging of the networks that were not judged yet."""
         for each in networks:
             line = self._by_id.get(each.id)
             if line is None:
@@ -167,24 +168,25 @@ class Race:
                 yield Train(KNOWN, line, end=1.0)
 
     def _smaller(self) -> Iterator[Architecture]:
-        """Return known networks on smaller images, spread over latency. Only these are timed: who they are is decided
-        by a guess at the latency of all. Several networks that are cut have as many each, as one whose multiply-adds
-        are cheap would have them all otherwise."""
-        course, known = self.course, {each.architecture.id for each in self.course.known}
+        """Return known networks on smaller images, spread over latency by a guess at it: only these are timed. If
+        several networks are cut, each has as many; otherwise one with cheap multiply-adds would have all of them."""
+        course, known_ids = self.course, {each.architecture.id for each in self.course.known}
         timed = [self._by_id[each.architecture.id] for each in course.known]
-        judged = [line for line in self._judged if line.id in known]
+        judged = [line for line in self._judged if line.id in known_ids]
         beaten = self._beaten(judged)
         full = [line for line in judged if line.number not in beaten]
         able = [each for line in full for each in self._steps_down(line.architecture) if course.is_allowed(each)]
         if not able:
             return iter(())
+        # Guess the latency of all, by the known networks that were timed.
         guessed = guess_ms(able, [line.architecture for line in timed], [line.latency_ms for line in timed])
         guessed_ms = {each.id: float(ms) for each, ms in zip(able, guessed, strict=True)}
+        # Divide the number of networks among those that are cut, within the lines that are allowed.
         length, arounds = self.length, {*(each.around for each in able)}
         n = len(arounds) * max(length.parts - 1, LEAST_JUDGED) if length.n_smaller is None else length.n_smaller
-        n = min(n, course.n_lines - len(known))
+        n = min(n, course.n_lines - len(known_ids))
         groups = [[each for each in able if each.around == around] for around in sorted(arounds)]
-        if n < 2 * len(groups):  # each needs a fast one, too
+        if n < 2 * len(groups):  # each group needs a fast network, too
             groups = [able]
         chosen = [network for group in groups for network in spread_over_latency(
             group, lambda each: guessed_ms[each.id], n // len(groups), full[0].latency_ms)]
@@ -192,8 +194,7 @@ class Race:
         return filter(course.is_allowed, chosen)
 
     def _steps_down(self, network: Architecture) -> Iterator[Architecture]:
-        """Yield the network on smaller images, each `size_step` times as large as the one
-        before or less, and on the smallest."""
+        """Yield the network on smaller images, each at most `size_step` times the last, and on the smallest."""
         last, able = network.image_size, [*smaller_of(self.course.space, network)]
         for each in able:
             if each.image_size <= self.size_step * last or each is able[-1]:
@@ -201,10 +202,10 @@ class Race:
                 last = each.image_size
 
     def _tasks_behind(self, lines: Sequence[Line]) -> Iterator[Train]:
-        """Yield the only legs of the lines behind the first."""
+        """Yield the only legs of the lines that are trained after the first."""
         for line in lines:
             if any(_is_smaller(line, other) for other in lines):
-                continue  # it is trained behind the same network on larger images
+                continue  # it is trained after the same network on larger images
             if larger := [other for other in self.finished if _is_smaller(line, other)]:
                 source = min(larger, key=lambda line: line.px)
                 yield Train(FINISH, line, source, f"{source.px} to {line.px} px", SHRUNK_RATE, rounded=self._rounded)
@@ -212,7 +213,7 @@ class Race:
                 yield from self._begin(line, lines)
 
     def _begin(self, line: Line, among: Sequence[Line]) -> Iterator[Train]:
-        """Yield the only leg of a line whose network is that of none it is `among` on smaller images."""
+        """Yield the only leg of a line, which does not go on with its network on larger images."""
         yield Train(FINISH, line, rounded=self._rounded,
                     anew=not line.steps and self._steps_of(line, among) > FITTED_STEPS)
 
@@ -220,7 +221,7 @@ class Race:
 
     @cached_property
     def finished(self) -> list[Line]:
-        """Every line that has had its last leg."""
+        """The lines that have had their last leg."""
         return [line for line in self.lines if FINISH in line.rungs and line.goes_on]
 
     @cached_property
@@ -231,12 +232,11 @@ class Race:
 
     @cached_property
     def _reasons(self) -> dict[int, str]:
-        """A word on each judged network that a faster one beats, by number; one whose training failed beats none."""
+        """The reason why a faster network beats a judged one, by number. A network whose training failed beats none."""
         return self._beaten(self._judged)
 
     def _beaten(self, lines: Sequence[Line]) -> dict[int, str]:
-        """By number those of judged `lines` that a faster one beats surely enough, with a word on it. Answers behind
-        random weights beat none."""
+        """Return a reason, by number, for each judged line that a faster one surely beats; none with random weights."""
         reasons: dict[int, str] = {}
         fastest = sorted(lines, key=lambda line: line.latency_ms) if self.course.is_pretrained else []
         for at, line in enumerate(fastest):
@@ -256,15 +256,14 @@ class Race:
 
     @cached_property
     def _unbeaten(self) -> list[Line]:
-        """The lines that may be trained, slowest first: those that no faster one beats, and no one that takes hardly
-        longer."""
-        kept, course = list[Line](), self.course
+        """The lines that may be trained, slowest first: no faster line beats them, nor one that takes hardly longer."""
+        unbeaten, course = list[Line](), self.course
         for line in self._best_first():
             if line.goes_on and line.number not in self._reasons and not any(
                     other.latency_ms <= NEARLY * line.latency_ms and self._is_better(other, line)
-                    and course.is_as_cheap(other.architecture, line.architecture) for other in kept):
-                kept.append(line)
-        return sorted(kept, key=lambda line: -line.latency_ms)
+                    and course.is_as_cheap(other.architecture, line.architecture) for other in unbeaten):
+                unbeaten.append(line)
+        return sorted(unbeaten, key=lambda line: -line.latency_ms)
 
     def _best_first(self) -> Sequence[Line]:
         """Return the judged lines in the order in which they may take each other's place."""
@@ -278,27 +277,28 @@ class Race:
 
     @cached_property
     def _first(self) -> Line | None:
-        """The line that gets most of the seconds: one that has begun stays the first."""
-        begun = [line for line in self._unbeaten if FIRST in line.rungs]
-        return next(iter(begun or self._unbeaten), None)
+        """The line that gets most of the seconds. Once a line has started as the first, it stays that."""
+        started = [line for line in self._unbeaten if FIRST in line.rungs]
+        return next(iter(started or self._unbeaten), None)
 
     def _may_go_on(self, line: Line) -> bool:
-        """Return whether the first network would lose more than TOLERANCE, against having all seconds, if it were
-        finished now."""
+        """Return whether the first network needs another piece: finished now, it would lose more than TOLERANCE."""
         pieces: int = sum(leg["rung"] == FIRST for leg in line.legs)
         if not pieces or FINISH in line.rungs or pieces >= self.most_pieces:
             return not pieces and FINISH not in line.rungs
         trained_s, spent_s = self._trained_s(line), sum(map(self._seconds_of, self.lines))
         if pieces < LEAST_PIECES:
             return True
+        # The share of all seconds that it would have if its rate fell now. With all of them its error would be
+        # `share ** LEARNING` times as large.
         share = min(1.0, (1 + FALL) * trained_s / max(1e-9, spent_s + self.left_s))
         return bool((1 - line.top1) * (1 - share ** LEARNING) > TOLERANCE)
 
     @cached_property
     def _k(self) -> int:
-        """Finalists at most: as planned, and one more whenever all of these are done before their minutes are, as
-        where making their files was timed in a bad moment. It and each baseline must have as many seconds as the
-        others had; `_wanted` leaves it out where these would be too few steps."""
+        """The most finalists: as planned, and one more whenever these are done before their minutes are. That happens
+        if making their files was timed in a bad moment. The additional one and each baseline must have as many seconds
+        as the others had; `_wanted` leaves it out if these are too few steps."""
         length, done, most = self.length, len(self.finished), self.course.most_k
         if length.total_s is not None or most is None or not FEWEST <= length.parts <= done < most:
             return length.parts
@@ -308,25 +308,25 @@ class Race:
 
     @cached_property
     def _wanted(self) -> list[Line]:
-        """The lines that are still to be trained behind the first, slowest first: as many as can have enough steps,
-        without those that lie nearest to another one in latency."""
+        """The lines that are still to be trained after the first, slowest first. There are as many as can have enough
+        steps. The lines that are nearest to another one in latency are left out."""
         trained = [line for line in self.lines if FINISH in line.rungs]
-        wanted = [line for line in self._unbeaten if line is not self._first and line.live]
+        candidates = [line for line in self._unbeaten if line is not self._first and line.live]
         enough = max(ENOUGH_STEPS, self.share_of_first * (0 if self._first is None else self._first.steps))
 
         def gap(line: Line) -> float:
-            """Return its distance from the nearest other one in the logarithm of latency, by what it costs."""
-            others = trained + [other for other in wanted if other is not line]
+            """Return its distance from the nearest other one in the logarithm of latency, divided by its price."""
+            others = trained + [other for other in candidates if other is not line]
             nearest = min(abs(math.log(line.latency_ms / other.latency_ms)) for other in others)
-            return nearest / self._price(line, wanted)
+            return nearest / self._price(line, candidates)
 
         def have_few_steps() -> bool:
-            return len(trained) + len(wanted) > FEWEST and any(
-                self._steps_of(each, wanted) < enough * self._weight(each, wanted) for each in wanted)
+            return len(trained) + len(candidates) > FEWEST and any(
+                self._steps_of(each, candidates) < enough * self._weight(each, candidates) for each in candidates)
 
-        while wanted and (len(wanted) > max(0, self._k - len(trained)) or have_few_steps()):
-            wanted.remove(min(wanted, key=gap))
-        return wanted
+        while candidates and (len(candidates) > max(0, self._k - len(trained)) or have_few_steps()):
+            candidates.remove(min(candidates, key=gap))
+        return candidates
 
     def _weight(self, line: Line, among: Sequence[Line]) -> float:
         """Return the line's part of the seconds: SHRUNK if it is trained on larger images before, otherwise 1."""
@@ -336,8 +336,7 @@ class Race:
 
     @cached_property
     def _rounded(self) -> float:
-        """The share of each last leg that is trained with int8's rounding: by the most that rounding took from the
-        first network."""
+        """The share of last legs with int8's rounding: ROUNDED if that cost the first network more than LOSS."""
         lost = max((leg["int8_loss"] for line in self.lines for leg in line.legs if "int8_loss" in leg), default=0.0)
         return ROUNDED if self.course.is_int8 and lost > LOSS else 0.0
 
@@ -345,29 +344,31 @@ class Race:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left, of a clock or of `Length.total_s`."""
+        """Seconds that are left until the deadline, or of `Length.total_s`."""
         if self.length.total_s is None:
             return max(0.0, self.length.left_s)
         return max(0.0, self.length.total_s - sum(map(self._seconds_of, self.lines)))
 
     def _seconds_of(self, line: Line) -> float:
-        """Return the seconds that a line's legs took, or should have taken in one process if no clock counts."""
+        """Return the seconds that a line's legs took or, if no clock counts, should take in one process."""
         if self.length.total_s is None:
             return sum(float(leg["seconds"]) for leg in line.legs)
         steps = sum(int(leg["steps"]) * _slowed(leg.get("rounded", 0.0)) for leg in line.legs)
         return float(steps * self.step_s(line.architecture))
 
     def _trained_s(self, line: Line) -> float:
-        """Return the seconds that a line has trained; judging it costs some too."""
+        """Return the seconds that a line was trained, without its judging in the first rung."""
         return self._seconds_of(replace(line, legs=tuple(leg for leg in line.legs if leg["rung"] != KNOWN)))
 
     def leg_steps(self, task: Train) -> int:
-        """Return the steps of a leg that begins now."""
+        """Return the steps of a leg that starts now."""
         if task.rung == KNOWN:
             return 0
+        # Lines after the first: their part of the seconds.
         slower = _slowed(task.rounded)
         if task.source is not None or self._first is None or task.line.number != self._first.number:
             return max(LEAST_STEPS, round(self._steps_of(task.line, self._wanted) / slower))
+        # The first line: a piece is a share of all its seconds, trained and left; the last leg a share of its steps.
         threads = task.threads if self.length.total_s is None else 1
         step_s = self.step_s(task.line.architecture) / self.course.speed_of(threads)
         if task.rung == FIRST:
@@ -377,32 +378,33 @@ class Race:
         return max(LEAST_STEPS, round(min(most, FALL * task.line.steps / slower)))
 
     def _steps_of(self, line: Line, among: Sequence[Line]) -> float:
-        """Return the steps that a line can have in the seconds that are left for those it is `among`. Each gets as
-        many seconds as the others, one on smaller images SHRUNK times as many, but no more steps than the first."""
+        """Return the steps that a line can have in the seconds that are left for the lines `among`, with it. Each has
+        as many seconds as the others, on smaller images SHRUNK times as many, but no more steps than the first."""
         length, workers = self.length, self.course.workers
         first_steps = 0 if self._first is None else self._first.steps
         left_s = most_s = self.left_s
         if length.total_s is None:
+            # Exports that are not needed leave their seconds, and lines train side by side.
             left_s += (length.parts - len(self.finished) - len(among)) * length.making_s
             left_s *= min(workers, len(among))
         cost_s = {each.id: self.step_s(each.architecture) for each in among}
         weights = {each.id: self._weight(each, among) for each in among}
         shared = float(sum(weights.values()) + len(length.baselines_s))
-        # Those that are done with the first's steps leave the rest of their seconds to the others: the cheapest first.
+        # A line with as many steps as the first leaves the rest of its seconds to the others: the cheapest first.
         for id in sorted(weights, key=lambda id: first_steps * cost_s[id] / weights[id]):
             seconds = min(first_steps * cost_s[id] if first_steps else math.inf, left_s * weights[id] / shared)
             if id == line.id:
                 break
             left_s, shared = left_s - seconds, shared - weights[id]
-        if length.total_s is None and workers > 1:  # no leg outlasts the seconds, with what waits for its end
+        if length.total_s is None and workers > 1:  # no leg and no leg that waits for it outlasts the seconds
             behind = SHRUNK * sum(_is_smaller(each, line) for each in among)
             behind += math.ceil(len(length.baselines_s) / workers)
             seconds = min(seconds, most_s * weights[line.id] / (weights[line.id] + behind))
         return seconds / cost_s[line.id]
 
     def step_s(self, architecture: Architecture) -> float:
-        """Return the seconds of a step on one thread: as measured, otherwise by those of the same network on images of
-        the nearest size, or else of the network with about as many multiply-adds."""
+        """Return the seconds of a step on one thread. If it was not measured, it is scaled: from the same network on
+        images of the nearest size, or else from one with about as many multiply-adds."""
         lines = self.lines if self.length.total_s is None else ()
         timed = [(line.architecture, line.step_s / _slowed(line.legs[-1].get("rounded", 0.0)))
                  for line in lines if line.step_s is not None]
@@ -412,27 +414,27 @@ class Race:
         px = architecture.image_size
         same = [pair for pair in timed if pair[0] == replace(architecture, image_size=pair[0].image_size)]
         near, step_s = min(same or timed, key=lambda pair: abs(math.log(pair[0].macs / architecture.macs)))
+        # Scale by the image's side, and within 1/2 and 2 by the multiply-adds that are not due to it.
         scale = (px / near.image_size) ** PIXELS
-        rest = architecture.macs / near.macs / (px / near.image_size) ** 2  # what is not due to the image's size
+        rest = architecture.macs / near.macs / (px / near.image_size) ** 2
         return float(step_s * scale * min(2.0, max(0.5, rest)))
 
 
 def steps_of(line: Line, lines: Mapping[int, Line]) -> int:
-    """Return the steps that made a line's weights: its own, with those that are claimed, and those of the line that it
-    was cut from."""
+    """Return the steps that made a line's weights: its own, claimed ones, and its source's."""
     steps = line.steps + (int(line.claim.get("steps", 0)) if line.claim is not None else 0)
     source = lines.get(line.source) if line.source is not None else None
     return steps + (0 if source is None else steps_of(source, lines))
 
 
 def _slowed(rounded: float) -> float:
-    """Return how many times as long as others the steps of a leg take, of which this share has int8's rounding."""
+    """Return how many times as long as others a leg's steps take, of which a share of `rounded` has int8's rounding."""
     return 1 + (ROUNDED_S - 1) * rounded
 
 
 def sure_that(right: NDArray[Any], than: NDArray[Any]) -> float:
-    """Return the probability, from 0 to 1, that one network answers better than another. The difference image
-    by image counts as normally distributed about its mean."""
+    """Return the probability, from 0 to 1, that one network answers better than another. The difference, image by
+    image, counts as normally distributed about its mean."""
     apart = right.astype(float) - than
     spread = float(apart.std())
     if not spread:
@@ -441,10 +443,10 @@ def sure_that(right: NDArray[Any], than: NDArray[Any]) -> float:
 
 
 def is_cut_of(network: Architecture, other: Architecture) -> bool:
-    """Return whether one network keeps no more than another of the same family, on images that are no larger."""
-    kept, whole = dict(getattr(network, "chosen", ())), dict(getattr(other, "chosen", ()))
+    """Return whether one network is a cut of the same network and no larger than the other, in choices and images."""
+    own, whole = dict(getattr(network, "chosen", ())), dict(getattr(other, "chosen", ()))
     return network.around == other.around and network.image_size <= other.image_size and all(
-        value <= whole[name] for name, value in kept.items())
+        value <= whole[name] for name, value in own.items())
 
 
 def _is_smaller(line: Line, other: Line) -> bool:

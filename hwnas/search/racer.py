@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 else:
     rounding = LazyModule("hwnas.training.rounding")
 
-FEW_STEPS = 10  # with fewer since a leg was taken over, its seconds say nothing of a step
+FEW_STEPS = 10  # of a leg that was taken over: the seconds of fewer say nothing about a step
 MOST_HELD = 1 << 30  # bytes of training images that a process holds in several sizes
 
 
@@ -55,7 +55,7 @@ class RaceSetting:
     """The objects that the processes of a race work with.
 
     Attributes:
-        network: the network of an architecture, with the weights that it begins with.
+        network: returns the network of an architecture, with the weights that it starts from.
         recipe: how lines are trained; `seed` decides their batches.
         folder: of the states of lines.
     """
@@ -71,7 +71,7 @@ class RaceSetting:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event that a race reports: `kind` is waiting (until networks are timed, as `text` says, or for other
+    """An event that a race reports. `kind` is waiting (until networks are timed, as `text` says, or for other
     processes), training (a step was taken), trained, dropped or failed."""
 
     kind: str
@@ -83,13 +83,12 @@ class Event:
 
 
 def state_path(folder: Path, line: Line, rung: str) -> Path:
-    """The file of a line's state. The one at the end stands apart, so that others can still be cut from the one before
-    it."""
+    """Return the file of a line's state. The last leg has its own, so that others can be cut from the one before."""
     return folder / f"{line.number}{'-final' if rung == FINISH else ''}.safetensors"
 
 
 class Racer(Worker[Train]):
-    """A process of a race. `tell` hears its events; `keep` has the states of lines that no disk took."""
+    """A process of a race. `tell` receives its events; `keep` stores the states of lines."""
 
     most_tries = 20  # a leg goes on where a killed one was
 
@@ -100,11 +99,11 @@ class Racer(Worker[Train]):
         self._now: Race | None = None  # as it was when this process looked last
 
     def wanted(self) -> list[Train] | None:
-        """The legs that are to be trained now; None if something was written that needs no work."""
+        """Return the legs that are to be trained now; None if something was written that needs no work."""
         study, course = self.study, self.setting.course
         self._now = race_of(course, read_lines(study, course.space), study.user_attrs.get(FINALISTS))
         ended = [line for line in self._now.lines if line.live and line.legs and line.legs[-1]["end"] == 0]
-        for line in ended:  # of a process that was killed behind the last leg
+        for line in ended:  # of a process that was killed after the last leg
             self._finish(line.number)
         steps = [] if ended else self._now.steps()
         legs = [step for step in steps if isinstance(step, Train)]
@@ -115,7 +114,7 @@ class Racer(Worker[Train]):
         return None
 
     def trial_of(self, job: Train) -> FrozenTrial:
-        """That of its line."""
+        """Return the trial of the leg's line."""
         return job.line.trial
 
     def tell_waiting(self, timing: str = "") -> None:
@@ -123,7 +122,7 @@ class Racer(Worker[Train]):
         self.tell(Event("waiting", text=timing))
 
     def fail(self, job: Train, reason: str) -> None:
-        """Record that the training of a line failed: the line ends."""
+        """Record that the training of a line failed, which ends the line."""
         end_trial(self.study, job.line.trial, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
         self._tell_later(Event("failed", job.line, job.rung, reason))
 
@@ -131,7 +130,7 @@ class Racer(Worker[Train]):
         self.later.append(partial(self.tell, event))
 
     def _settle(self, step: Step) -> None:
-        """Write what needs no work: a line that ends, a new one, the lines that came through."""
+        """Write a step that needs no work: a line that ends, a new one, the finished lines."""
         if isinstance(step, Drop):
             end_trial(self.study, step.line.trial, TrialState.PRUNED, {"outcome": DROPPED, "reason": step.reason})
             self._tell_later(Event("dropped", step.line, text=step.reason))
@@ -143,29 +142,30 @@ class Racer(Worker[Train]):
             add_line(self.study, course.space, candidate, course.options)
 
     def describe(self, job: Train) -> dict[str, Any]:
-        """The content of a claim on a leg. Work that a process left is taken over as it was."""
+        """Return the content of a claim on a leg. A leg that another process left keeps its steps."""
         line, race = job.line, self._now
         assert race is not None
-        left = line.claim or {}
-        steps = int(left["steps"]) if "steps" in left else race.leg_steps(job)
+        left_claim = line.claim or {}
+        steps = int(left_claim["steps"]) if "steps" in left_claim else race.leg_steps(job)
         return {"rung": job.rung, "source": job.source.number if job.source else None, "move": job.move,
                 "steps": steps, "start": job.start, "end": job.end, "threads": job.threads, "rounded": job.rounded,
                 "speedup": self.setting.course.speed_of(job.threads),
                 "anew": job.anew, "place": sum(each.number < line.number for each in race.lines)}  # among lines
 
     def perform(self, job: Train, claimed: Mapping[str, Any]) -> Record:
-        """Train a leg."""
+        """Train a leg. Raises StudyError if the state that it starts from is on another machine."""
         line = job.line
         try:
-            key, right, told = self._train(job, claimed)
+            key, right, facts = self._train(job, claimed)
         except StudyError as error:
+            # The state is on another machine: give the leg back, and say what the processes must share.
             if elsewhere := self._is_elsewhere(job.source or line):
                 write_claim(self.study, line.trial, None)
                 raise StudyError(f"{error} It was trained on {elsewhere}: the processes of a race share their run "
                                  "folder (out=).") from None
             raise TrainingError(str(error)) from None
         leg = {**{key: claimed[key] for key in ("rung", "steps", "start", "end", "threads", "rounded", "speedup")
-                  if key in claimed}, **told,
+                  if key in claimed}, **facts,
                "host": gethostname()}
         if job.source is not None:
             leg["gain"] = float(right.mean()) - job.source.top1
@@ -181,13 +181,13 @@ class Racer(Worker[Train]):
         self._tell_later(Event("trained", line, job.rung, text))
 
     def _is_elsewhere(self, line: Line) -> str:
-        """The other machine that trained a line whose state is not in this folder; empty where it was none."""
+        """Return the other machine that trained a line whose state is not in this folder; empty if there is none."""
         rung = str(line.legs[-1]["rung"]) if line.legs else ""
         host = str(line.legs[-1].get("host", "")) if line.legs else ""
         return "" if host == gethostname() or state_path(self.setting.folder, line, rung).exists() else host
 
     def _finish(self, number: int) -> None:
-        """Give a line that had its last leg the study's values."""
+        """End a line that had its last leg, with the study's values."""
         course = self.setting.course
         line = next(line for line in read_lines(self.study, course.space) if line.number == number)
         objective = course.options.objective
@@ -196,8 +196,8 @@ class Racer(Worker[Train]):
                   objective.values(line.top1, line.latency_ms, line.architecture))
 
     def _train(self, step: Train, work: Mapping[str, Any]) -> tuple[str, NDArray[Any], dict[str, float]]:
-        """Train a leg: the key of the state at its end, what the average answers rightly, and what else the leg tells:
-        its steps and seconds, and of the first network what int8's rounding takes from the average."""
+        """Train a leg. Returns the key of the state at its end, what the average answers rightly, and facts about the
+        leg: its steps and seconds, and for the first network what int8's rounding takes from the average."""
         setting, course, line = self.setting, self.setting.course, step.line
         network = setting.network(line.architecture)
         data = self._data(network, step.rung == KNOWN)
@@ -207,37 +207,39 @@ class Racer(Worker[Train]):
         before_at, after_at = (state_path(setting.folder, line, rung) for rung in (earlier, step.rung))
         began, trained, made_before = time.monotonic(), 0, stretch.leg.steps
 
-        def heard(at: int, steps: int) -> None:
+        def count_step(at: int, steps: int) -> None:
             nonlocal trained, made_before
             made_before = made_before if trained else at - 1  # by a process that was killed
             trained += 1
             self.tell(Event("training", line, step.rung, step=at, steps=steps))
 
         model = train_leg(stretch, before_at, after_at, data=data, recipe=recipe, seed=setting.seed + work["place"],
-                          keep=self.keep, progress=heard)
+                          keep=self.keep, progress=count_step)
         train_s, began = time.monotonic() - began, time.monotonic()
         steps = made_before + trained
+        # A killed process trained some of the steps: estimate their seconds.
         if made_before and course.length.total_s is None:
             train_s = train_s * steps / trained if trained >= FEW_STEPS else steps * self._step_s(step)
-        after, told = stretch.after, dict[str, float]()
+        after, facts = stretch.after, dict[str, float]()
         with seeded(setting.seed, recipe.threads):
             right = grade(model, data.validation, data).per_image if self._is_judged(step) else np.zeros(
                 len(data.validation), bool)
+            # A line that answered better before its training ends as it was then.
             untrained = line.right_after(KNOWN) if step.end == 0 and course.is_pretrained else None
             if untrained is not None and len(untrained) == len(right) and untrained.mean() > right.mean():
-                told["undone"], right, after = 1.0, untrained, key_of(after, "undone")  # so few steps did harm
+                facts["undone"], right, after = 1.0, untrained, key_of(after, "undone")  # so few steps did harm
                 model = self._go_back(network, data, after_at, after)
-            told |= {"steps": steps, "seconds": train_s + time.monotonic() - began}
+            facts |= {"steps": steps, "seconds": train_s + time.monotonic() - began}
             if course.is_int8 and step.rung == FIRST:
                 with rounding.Rounding(course.narrow):
-                    told["int8_loss"] = float(
+                    facts["int8_loss"] = float(
                         right.mean() - grade(model, data.validation, data).per_image.mean())
         del model
         release_memory()
-        return after, right, told
+        return after, right, facts
 
     def _step_s(self, step: Train) -> float:
-        """The seconds of a step of a leg, as the race expects them."""
+        """Return the seconds of a step of a leg, as the race expects them."""
         assert self._now is not None
         return self._now.step_s(step.line.architecture) / self.setting.course.speed_of(step.threads)
 
@@ -258,18 +260,18 @@ class Racer(Worker[Train]):
                        planned_s)
 
     def _go_back(self, network: FoundNetwork, data: Dataset, path: Path, key: str) -> nn.Module:
-        """Let a line end as it was judged untrained: such a state has another key, so that no leg goes on with it."""
+        """End a line with its untrained weights. The state has another key, so that no leg goes on with it."""
         model = lay_out(network.start(), self.setting.recipe)
         fit_classifier(model, data)
         self.keep.save(path, Checkpoint({"line": key}, 0, [], model.state_dict(), {}, {}))
         return model
 
     def _is_judged(self, step: Train) -> bool:
-        """Return whether a leg ends with answers: not if the network's head has learnt nothing yet."""
+        """Return whether a leg ends with answers. It does not if the network's head has learnt nothing yet."""
         return step.rung != KNOWN or not self.setting.course.has_new_head
 
     def _begin(self, step: Train, network: FoundNetwork, data: Dataset) -> nn.Module:
-        """The network with what it begins with: its source's average, or its own start."""
+        """Return the network with the weights that it starts from: its source's average, or its own."""
         if step.source is None:
             model = network.start()
             if step.rung == KNOWN:
@@ -281,8 +283,8 @@ class Racer(Worker[Train]):
         return cut_further(average, step.source.architecture, network.architecture)
 
     def _data(self, network: FoundNetwork, is_judged: bool) -> Dataset:
-        """The data as a network is fed them, with the validation images that decide and without the test images. One
-        that `is_judged` untrained needs the few training images that its classifier is fitted to."""
+        """Return the data as a network receives them, with the validation images that decide and without test images.
+        For one that `is_judged` untrained, only the few training images that its classifier is fitted to."""
         key = network.shape.image_size, network.normalisation, is_judged
         if key not in self._fed:
             data = self.setting.dataset

@@ -1,4 +1,4 @@
-"""The race on the road of a search: how long it is, its work as one process, its lines as rows of the front."""
+"""The race as a search's explorer: how long it is, its work as one process, its lines as rows of the front."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ UNTABLED = {"latency table": "none, as the race times its networks"}
 LENGTH = "race"  # attribute of the study: the race's Length
 EXPORT_SHARE = 0.15  # of the seconds of a race, for exporting and scoring its finalists
 JUDGING_SHARE = 0.1  # of the seconds of a race, for judging the known networks, and for timing them on smaller images
-FEW_IMAGES = 512  # by which networks are judged, where judging by more takes too long
-PAYS = 1.1  # times as fast twice the threads must make a step
+FEW_IMAGES = 512  # by which networks are judged, if judging by more takes too long
+PAYS = 1.1  # times as fast a step on twice the threads must be
 TIMING_S = 1.5  # of a network, at least
 TRAININGS = 4  # of the slowest network by its recipe, in which a race ends that no minutes bound
 
@@ -64,7 +64,7 @@ class ObviousCuts(Explorer):
     """A race of pretrained networks and their obvious cuts.
 
     Attributes:
-        known: the networks that it begins with, slowest first.
+        known: the networks that it starts with, slowest first.
         timing_s: about the seconds of timing one of them.
     """
 
@@ -83,6 +83,7 @@ class ObviousCuts(Explorer):
                 each.forget_invalid()
         calibrated = tuple(CalibratedDeployment(each.deployment, each, None) for each in measured)
         model, space = model_of_all(calibrated), plan.space
+        # The network in the middle of the multiply-adds gives the pace of making files.
         by_macs = sorted(space.known.values(), key=lambda network: network.macs)
         middle = plan.network(replace(by_macs[len(by_macs) // 2], image_size=max(space.image_sizes)))
         pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, middle)
@@ -102,23 +103,23 @@ class ObviousCuts(Explorer):
 
     @property
     def n_workers(self) -> int:
-        """At most one for each network that may be at work."""
+        """The number of processes: at most one for each network that may be at work."""
         plan = self.plan
         return min(super().n_workers, max(len(plan.space.known), plan.parts))
 
     def begin(self, console: Console) -> None:
-        """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
+        """Decide how long the race is, unless it has started, and say how the minutes are divided."""
         study, url = self.study, storage_of(self.study).url
-        held = study.user_attrs.get(LENGTH)
+        stored_length = study.user_attrs.get(LENGTH)
         if self.plan.options.storage and FINALISTS in study.user_attrs and not self.run.lines.exists():
             raise StudyError(f"{shown(url)} holds a race of another folder, which has its weights. Give that folder as "
                              "out=, or another storage=.")
-        if held is not None:
-            length = self._go_on(Length.of(held, self.run.path), console)
+        if stored_length is not None:
+            length = self._go_on(Length.of(stored_length, self.run.path), console)
         else:
             length = self._without_minutes() if self.clock is None else self._new_length(console)
         with storage_errors(url), study_lock(url):
-            if held is None and (other := study.user_attrs.get(LENGTH)) is not None:  # of one that began meanwhile
+            if stored_length is None and (other := study.user_attrs.get(LENGTH)) is not None:  # of another process
                 length = Length.of(other, self.run.path)
             study.set_user_attr(LENGTH, asdict(length))
         self._tell_plan(length, console)
@@ -145,7 +146,7 @@ class ObviousCuts(Explorer):
                 elif event.kind == "waiting":
                     report(done, f"networks are timed: {event.text}" if event.text else "other processes train or time")
                 elif event.line is not None:
-                    if whole_s is None:  # without minutes the pace of what is planned tells what is left
+                    if whole_s is None:  # without minutes the plan says how much is left
                         race = race_of(course, read_lines(study, plan.space))
                         done = 1 - race.left_s / max(1e-9, length.total_s or 0.0)
                     console.note(f"trial {event.line.number} ({name}, {event.line.latency_ms:.3g} ms): "
@@ -156,14 +157,15 @@ class ObviousCuts(Explorer):
             keep.write_held()
 
     def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
-        """The rows of the front as yet without figures: what the race has finished, and baselines. The whole network is
-        one of these where it did not come through, but not in minutes in which it was not trained: a line says so."""
+        """Return the rows of the front, without figures yet: finished lines, and baselines. If the whole network was
+        not finished, it is a baseline, unless minutes bound the race and it was not trained: a line says so."""
         plan, rows, whole = self.plan, self._line_rows(), self._whole
         if not rows:
             reasons = Counter(str(trial["reason"]) for trial in trials if trial.get("reason"))
             raise StudyError("no network came through the race" + "".join(
                 f"; {n} of them: {reason}" for reason, n in reasons.most_common(1)))
         raced = whole is not None and any(row.id == whole.id for row in rows)
+        # The trial of the whole network, if the race dropped it before it was trained.
         beaten = None if whole is None or raced else next(
             (trial for trial in trials if trial["id"] == whole.id and trial["rungs"] == KNOWN
              and trial["outcome"] == DROPPED and not trial["steps"]), None)
@@ -175,7 +177,7 @@ class ObviousCuts(Explorer):
                          for network in plan.baselines if not (raced and network.id == plan.whole))]
 
     def trained(self) -> dict[str, TrainedWeights]:
-        """The weights of the lines that the race has finished, by network id."""
+        """Return the weights of the lines that the race has finished, by network id."""
         lines = read_lines(self.study, self.plan.space)
         return {line.id: TrainedWeights(line.key, state_path(self.run.lines, line, str(line.legs[-1]["rung"])))
                 for line in lines if FINISH in line.rungs}
@@ -188,7 +190,7 @@ class ObviousCuts(Explorer):
                 "family": _tell_origins(names_of_wholes(self.plan.space), ended)}
 
     def _go_on(self, begun: Length, console: Console) -> Length:
-        """Return the length of a race that has begun, in the minutes of this command."""
+        """Return the length of a race that has started, in the minutes of this command."""
         plan, length = self.plan, begun
         if self.clock is None:  # its lines were judged by as many images and sizes
             return replace(self._without_minutes(begun.step_s), n_images=begun.n_images, n_smaller=begun.n_smaller)
@@ -201,55 +203,57 @@ class ObviousCuts(Explorer):
         return replace(length, until=Deadline.after(self._seconds(begun.parts)), making_s=self._export_s())
 
     def _seconds(self, n_raced: int) -> float:
-        """Return the seconds for lines and baselines: what is left before the baselines and so many lines are exported,
-        scored and timed."""
+        """Return the seconds for training, without exporting, scoring and timing the baselines and `n_raced` lines."""
         clock = self.clock
         assert clock is not None
         n_made = n_raced + len(self.plan.baselines)
         return clock.left_s - n_made * self._export_s() - timing_reserve_s(clock) - ENDING_S
 
     def _export_s(self) -> float:
-        """Return the seconds for exporting and scoring each of them."""
+        """Return the seconds for exporting and scoring each of these networks."""
         plan, pace = self.plan, self.pace
         assert pace is not None
+        # Files are made by several processes at once, and scored one after another.
         return max(LEAST_MAKING_S, pace.making_s) / min(plan.parts + len(plan.baselines), plan.workers) + pace.scoring_s
 
     def _new_length(self, console: Console) -> Length:
-        """Return the length of a new race in minutes around the slowest known network that has time for FEWEST_STEPS.
-        BudgetError if there is none. Judging and timing take a small part of the seconds each, so that steps are left.
-        """
+        """Return the length of a new race in minutes, with the known networks that have time for FEWEST_STEPS. Judging
+        and timing take a small part of the seconds each, so that steps are left. BudgetError if no network has time."""
         plan, train_split, clock = self.plan, self.dataset.train, self.clock
         assert clock is not None
         step_s = self._step_seconds(self.known, console)
         threads, speedup = self._threads_of_first(step_s, console)
+        # 1. The number of finalists follows from the seconds of exporting them.
         seconds, export_s = self._seconds(0), self._export_s()
         parts = min(plan.parts, max(FEWEST, int(EXPORT_SHARE * seconds / export_s)))
         making_s = parts * export_s
         seconds -= making_s
-        left = dict(dropwhile(lambda item: LEAST_SHARE * seconds * speedup < FEWEST_STEPS * item[1], step_s.items()))
-        if not left:
+        # 2. The slowest networks are left out, until the first one has time for FEWEST_STEPS.
+        able = dict(dropwhile(lambda item: LEAST_SHARE * seconds * speedup < FEWEST_STEPS * item[1], step_s.items()))
+        if not able:
             needed_s = FEWEST_STEPS * [*step_s.values()][-1] / (LEAST_SHARE * speedup)
             enough_s = max(needed_s / (1 - EXPORT_SHARE), needed_s + making_s)  # exports grow with the minutes
             minutes = clock.minutes + (enough_s - seconds - making_s) / 60
             raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
                               f"{clock.spent_s:.0f} s, and not one of {len(step_s)} networks can be trained for "
                               f"{FEWEST_STEPS} steps. Give budget.minutes={1.05 * minutes:.1f} or more.")
-        if gone := [name for name in step_s if name not in left]:
+        if gone := [name for name in step_s if name not in able]:
             console.remark(f"no time for {', '.join(gone)}: {'it' if len(gone) == 1 else 'they'} would be trained for "
                            f"fewer than {FEWEST_STEPS} steps.")
         if parts < plan.parts:
             console.note(f"few minutes: {parts} networks are to be trained to the end")
+        # 3. The numbers of images and networks that are judged follow from the seconds of judging and timing.
         batch = line_recipe(plan, self.dataset).batch_for(len(train_split))
-        image_s = sum(left.values()) / batch / FORWARD  # answered by all of them
+        image_s = sum(able.values()) / batch / FORWARD  # answered by all of them
         n_fitted = len(rows_of(train_split.labels, len(self.dataset.class_names)))
-        wanted = max(parts - 1, LEAST_JUDGED) * len({network.around for network in self.known.values()})
-        n_images, n_smaller = judged_in(seconds, image_s, self.timing_s, wanted, n_fitted)
-        return Length(left, parts, None, Deadline.after(seconds), self._baseline_seconds(left), export_s, n_smaller,
+        n_wanted = max(parts - 1, LEAST_JUDGED) * len({network.around for network in self.known.values()})
+        n_images, n_smaller = judged_in(seconds, image_s, self.timing_s, n_wanted, n_fitted)
+        return Length(able, parts, None, Deadline.after(seconds), self._baseline_seconds(able), export_s, n_smaller,
                       n_images, threads, speedup)
 
     def _threads_of_first(self, step_s: Mapping[str, float], console: Console) -> tuple[int, float]:
-        """Return the threads on which the slowest network is trained, and how many times as fast as on one its steps
-        are: 2, 4, 8 … up to the workers, as long as that pays. A batch of small images cannot use many."""
+        """Return the threads for training the slowest network, and how many times as fast as on one its steps are.
+        Threads are 2, 4, 8 … up to the workers, as long as that pays. A batch of small images cannot use many."""
         plan, making = self.plan, making_of(self.plan, self.dataset)
         threads = line_recipe(plan, self.dataset).threads
         if plan.workers <= threads:
@@ -268,9 +272,8 @@ class ObviousCuts(Explorer):
         return fastest
 
     def _without_minutes(self, names: Container[str] | None = None) -> Length:
-        """Return the length of a race that no minutes bound, with the known networks of these `names` (None: with all).
-
-        Each network's steps take seconds by its multiply-adds, so that the same seed gives the same race."""
+        """Return the length of a race without minutes, with the known networks of these `names` (None: with all). The
+        seconds of a network's steps are by its multiply-adds, so that the same seed gives the same race."""
         plan = self.plan
         macs = {name: network.macs for name, network in self.known.items() if names is None or name in names}
         steps = line_recipe(plan, self.dataset).steps_for(len(self.dataset.train))
@@ -278,7 +281,7 @@ class ObviousCuts(Explorer):
                       total_s=float(TRAININGS * steps))
 
     def _step_seconds(self, names: Iterable[str], console: Console) -> dict[str, float]:
-        """Seconds of a step of the lines of known networks, measured now."""
+        """Measure the seconds of a step of the lines of known networks."""
         plan, making = self.plan, making_of(self.plan, self.dataset)
         seconds = dict.fromkeys(names, 1.0)
         with console.step("time this machine's training") as report:
@@ -290,8 +293,8 @@ class ObviousCuts(Explorer):
         return seconds
 
     def _baseline_seconds(self, names: Container[str]) -> list[float]:
-        """Seconds of a step of each baseline that is trained behind a race which begins with the networks of these
-        `names`: the whole network is none where it races on full images."""
+        """Return the seconds of a step of each baseline that is trained after a race with the networks of these
+        `names`. The whole network is left out if it races on full images."""
         plan, pace = self.plan, self.pace
         assert pace is not None
         making = making_of(plan, self.dataset)
@@ -301,12 +304,12 @@ class ObviousCuts(Explorer):
 
     @property
     def _whole(self) -> Architecture | None:
-        """The network that the others are cut from, on full images; None where there is none or it does not race."""
+        """The network that the others are cut from, on full images; None if there is none or it does not race."""
         racing = self.known.get(WHOLE)
         return racing if racing == self.plan.space.known.get(WHOLE) else None
 
     def _course(self, length: Length) -> Course:
-        """The race's course in the space of the plan."""
+        """Return the race's course in the space of the plan."""
         plan, task = self.plan, load_task(self.dataset.task)
         known = [KnownNetwork(name, network, length.step_s[name]) for name, network in self.known.items()
                  if name in length.step_s]
@@ -357,12 +360,11 @@ class ObviousCuts(Explorer):
 
 
 def _slowest_ms(space: SearchSpace, model: Latency | BestOf) -> float:
-    """Return the latency of the first known network; if that cannot be timed, of the slowest one that can.
-    CandidateError if there is none."""
-    told_ms = model.predict_architectures([*space.known.values()]).mean
-    if not (able := np.isfinite(told_ms)).any():
+    """Return the ms of the first known network, or else of the slowest one. CandidateError if none could be timed."""
+    mean_ms = model.predict_architectures([*space.known.values()]).mean
+    if not (able := np.isfinite(mean_ms)).any():
         raise CandidateError(NOT_ONE)
-    return float(told_ms[0] if able[0] else told_ms[able].max())
+    return float(mean_ms[0] if able[0] else mean_ms[able].max())
 
 
 def _tell_failed(space: SearchSpace, calibrated: Sequence[CalibratedDeployment], console: Console) -> None:
@@ -374,23 +376,24 @@ def _tell_failed(space: SearchSpace, calibrated: Sequence[CalibratedDeployment],
 
 
 def judged_in(seconds: float, image_s: float, timing_s: float, wanted: int, n_fitted: int) -> tuple[int, int | None]:
-    """Return by how many validation images a race of so many seconds judges its networks, and how many on smaller
-    images it times and judges, None if as many as are wanted. Both take JUDGING_SHARE of the seconds.
+    """Return by how many validation images a race judges its networks, and how many networks on smaller images it times
+    and judges (None: as many as are wanted). Both take JUDGING_SHARE of the seconds.
 
     Args:
-        seconds: For lines.
+        seconds: Of the race, for lines.
         image_s: Of one image, answered by all known networks.
         timing_s: Of timing one network.
         wanted: Networks on smaller images that are to be judged.
         n_fitted: Training images that each classifier is fitted to.
     """
+    # Every network answers these images, and the training images to which its classifier is fitted.
     n_images = min(DECIDING, max(FEW_IMAGES, int(JUDGING_SHARE * seconds / image_s) - n_fitted))
     most = max(FEWEST - 1, int(JUDGING_SHARE * seconds / timing_s))
     return n_images, most if most < wanted else None
 
 
 def tell_room(course: Course, console: Console) -> None:
-    """Say where every network takes less than half of the cap, and how large images would use it."""
+    """Say how large images would use the cap, if every network takes less than half of it."""
     slowest, cap_ms = course.known[0].architecture, course.options.cap_ms
     slowest_ms, px = course.latency_ms(slowest), slowest.image_size
     if cap_ms is not None and 2 * slowest_ms < cap_ms:
@@ -400,8 +403,7 @@ def tell_room(course: Course, console: Console) -> None:
 
 
 def known_name(space: SearchSpace, network: Architecture) -> str:
-    """Return the name of a network that a space knows, at its image size; timm's name of a whole one, empty for others.
-    """
+    """Return a network's name in the space, with its image size: timm's name of a whole one, empty if it has none."""
     whole, px = space.wholes.get(network.around), network.image_size
     if whole is not None and replace(whole, image_size=px) == network:
         name = origin_name(network.around)
@@ -411,16 +413,16 @@ def known_name(space: SearchSpace, network: Architecture) -> str:
 
 
 def _tell_origins(names: Sequence[str], ended: Sequence[Line]) -> str:
-    """Say from which of several networks those that the race finished are cut; empty if there was one to cut."""
+    """Return a line on which of several networks the finished ones are cut from; empty if there was one."""
     if len(names) < 2:
         return ""
     numbers = Counter(origin_name(line.architecture.around) for line in ended)
-    told = ", ".join(f"{n} of {name}" for name, n in numbers.most_common())
-    return f"{', '.join(names)} and their obvious cuts raced; trained to the end: {told}."
+    shares = ", ".join(f"{n} of {name}" for name, n in numbers.most_common())
+    return f"{', '.join(names)} and their obvious cuts raced; trained to the end: {shares}."
 
 
 def story_of(line: Line, lines: Mapping[int, Line]) -> str:
-    """Its legs, and those of what it was cut from."""
+    """Return a text about a line's legs, and about the legs of the line that it was cut from."""
     own = ", ".join(f"{leg['steps']} steps ({leg['rung']})" + _remarks_of(leg) if leg["steps"] else "judged untrained"
                     for leg in line.legs if leg["steps"] or unpack(leg["right"]).any())
     source = None if line.source is None else lines.get(line.source)

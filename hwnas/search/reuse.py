@@ -1,4 +1,4 @@
-"""Accuracies that an earlier search measured, taken over into another one with its costs."""
+"""The accuracies of an earlier search, taken over into a new one with the new one's costs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict:
     """Add the evaluated networks of the run in `folder` to `study` with this search's costs.
 
     Returns the number of added networks; a second call adds none. They count as known, but not as evaluated here.
-    Networks over the cap are left out. StudyError when the runs differ in space, data set or accuracy.
+    Networks over the cap are left out. Raises StudyError if the runs differ in space, data set or accuracy.
     """
     earlier = load_study(database_path(folder))
     before, now = identity_of(earlier), identity_of(study)
@@ -36,14 +36,14 @@ def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict:
                              "Accuracies carry over between targets only. Leave search.reuse out.")
     url = storage_of(study).url
     with study_lock(url), storage_errors(url):
-        held = find_settled(study.get_trials(deepcopy=False))
+        settled = find_settled(study.get_trials(deepcopy=False))
         usable = [trial for trial in earlier.get_trials(deepcopy=False) if outcome(trial) == EVALUATED
-                  and trial.state == TrialState.COMPLETE and trial.user_attrs["architecture_id"] not in held]
+                  and trial.state == TrialState.COMPLETE and trial.user_attrs["architecture_id"] not in settled]
         added = 0
         for trial in usable:
             carried = _carry_over(trial, folder, space, predict, options)
-            if carried is not None and carried.user_attrs["architecture_id"] not in held:
-                held[carried.user_attrs["architecture_id"]] = carried
+            if carried is not None and carried.user_attrs["architecture_id"] not in settled:
+                settled[carried.user_attrs["architecture_id"]] = carried
                 study.add_trial(carried)
                 added += 1
     return added

@@ -1,7 +1,7 @@
 """A process of a search by estimates: it asks the sampler for networks until enough are evaluated.
 
-A network that is known or over the cap costs nothing, and does not count. If asks repeat themselves, an unseen network
-is queued. Nothing here prints.
+A network that is known or over the cap costs nothing, and does not count. If the sampler repeats networks, an unseen
+one is queued. Nothing here prints.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.clock import Deadline
 
-LEAST_EVALUATED = 3  # of fewer networks no front can be made
+LEAST_EVALUATED = 3  # a front cannot be made of fewer networks
 LATE_S, LATE_TRIALS = 10.0, 3  # beyond its time, a search waits for LEAST_EVALUATED networks: the larger of the two
 UNPRODUCTIVE = 5  # after so many asks in a row without a training, a random unseen network is queued
 ENUMERABLE = 100_000
@@ -55,7 +55,7 @@ _DRAW = 4096
 
 @dataclass(frozen=True, slots=True)
 class SearchEvent:
-    """An event of a search. `kind` is training (it begins), waiting (for other workers), or the trial's outcome."""
+    """An event of a search. `kind` is training (it starts), waiting (for other workers), or the trial's outcome."""
 
     kind: str
     counts: Counts
@@ -71,7 +71,7 @@ Ended = Literal["done", "time", "max_asks", "exhausted"]
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """The end of a search: why, as a word and as a line to print, and the trials over all workers and restarts."""
+    """The end of a search: the reason, as a word and as a line to print, and the trials of all workers and restarts."""
 
     ended: Ended
     reason: str
@@ -79,10 +79,10 @@ class SearchOutcome:
 
 
 class SamplingWorker(Worker[FrozenTrial]):
-    """Evaluates what the study's sampler proposes.
+    """A worker that evaluates the networks that the study's sampler proposes.
 
-    Once LEAST_EVALUATED networks were evaluated, no trial begins that would lie more than half behind `until`. Before,
-    trials begin for as long after it as so many take. In `folder` the weights are kept that an estimate comes with.
+    Once LEAST_EVALUATED networks are evaluated, no trial starts of which more than half would be after `until`. Before
+    that, trials start for as long after it as so many take. `folder` keeps the weights that estimates come with.
     """
 
     def __init__(self, study: optuna.Study, space: SearchSpace, predict: Predict, estimator: AccuracyEstimator,
@@ -108,14 +108,15 @@ class SamplingWorker(Worker[FrozenTrial]):
         return SearchOutcome(*self.end, self.counts)
 
     def wanted(self) -> list[FrozenTrial] | None:
-        """The trials that are at work or were when their process ended; otherwise a new one."""
+        """Return the trials that are at work or were when their process ended; otherwise a new one."""
         trials = self.study.get_trials(deepcopy=False)
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         if ended := [trial for trial in running if "outcome" in trial.user_attrs or CLAIM not in trial.user_attrs]:
-            for trial in ended:  # of a process that was killed behind the end of it, or while it asked for it
+            for trial in ended:  # of a process that was killed at the end of it, or while it asked for it
                 self._tidy(trial, trials)
             return None
         self.counts = counts = count(trials)
+        # No process works on the free trials: they are done again, or lost if the search is over.
         free = [trial for trial in running if not self.beats.show_work(trial)]
         if self._is_over():
             for trial in free:
@@ -125,11 +126,11 @@ class SamplingWorker(Worker[FrozenTrial]):
             return [*free, *running]
         if self._unproductive and self._unproductive % UNPRODUCTIVE == 0:
             self._queue_unseen(trials)
-        asked = self._ask(trials) if self.end is None else None
-        return None if asked is None else [asked, *running]
+        new_trial = self._ask(trials) if self.end is None else None
+        return None if new_trial is None else [new_trial, *running]
 
     def trial_of(self, job: FrozenTrial) -> FrozenTrial:
-        """The job is the trial."""
+        """Return the job itself, which is a trial."""
         return job
 
     def perform(self, job: FrozenTrial, claimed: Mapping[str, Any]) -> Record:
@@ -141,8 +142,8 @@ class SamplingWorker(Worker[FrozenTrial]):
         if not math.isfinite(estimate.value):
             raise TrainingError(f"top-1 is {estimate.value}")
         self._longest_s = max(self._longest_s, time.monotonic() - began)
-        kept = {} if self.folder is None else keep_weights(self.folder, job, estimate, self.estimator.fingerprint)
-        return partial(self._finish, job, network, latency_ms, estimate, kept)
+        attrs = {} if self.folder is None else keep_weights(self.folder, job, estimate, self.estimator.fingerprint)
+        return partial(self._finish, job, network, latency_ms, estimate, attrs)
 
     def fail(self, job: FrozenTrial, reason: str) -> None:
         """Record that the trial's network failed; it is not tried again."""
@@ -176,15 +177,16 @@ class SamplingWorker(Worker[FrozenTrial]):
         candidate = Candidate(self.space.decode(params), self.predict(codes.reshape(1, -1)))
         constraints = candidate.constraints(self.options)
         storage.write_attrs(trial, {**candidate.facts(self.options), "codes": codes.tolist()}, constraints)
-        asked = storage.fresh(trial)
+        new_trial = storage.fresh(trial)
+        # A network that is known, or over the cap, ends its trial at once.
         if (earlier := find_settled(trials, running=True).get(candidate.architecture.id)) is not None:
-            told: dict[str, Any] = {key: earlier.user_attrs[key] for key in ("top1_proxy", "top1_std", "reward")
-                                    if key in earlier.user_attrs}
-            self._end(asked, TrialState.PRUNED, {"outcome": DUPLICATE, "duplicate_of": earlier.number, **told})
+            results: dict[str, Any] = {key: earlier.user_attrs[key] for key in ("top1_proxy", "top1_std", "reward")
+                                       if key in earlier.user_attrs}
+            self._end(new_trial, TrialState.PRUNED, {"outcome": DUPLICATE, "duplicate_of": earlier.number, **results})
         elif constraints.get(CAP, 0.0) > 0:
-            self._end(asked, TrialState.PRUNED, {"outcome": INFEASIBLE})
+            self._end(new_trial, TrialState.PRUNED, {"outcome": INFEASIBLE})
         else:
-            return asked
+            return new_trial
         self._unproductive += 1
         return None
 
@@ -197,7 +199,7 @@ class SamplingWorker(Worker[FrozenTrial]):
         self.later.append(partial(self.progress, self._event(str(outcome(ended)), ended)))
 
     def _tidy(self, trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> None:
-        """End a trial whose process was killed: as its outcome says, or as lost; what was queued is queued again."""
+        """End a trial whose process was killed: as its outcome says, or as lost. A queued network is queued again."""
         attrs, objective = trial.user_attrs, self.options.objective
         if attrs.get("outcome") == EVALUATED:
             network = self.space.decode(trial.params)
@@ -209,9 +211,9 @@ class SamplingWorker(Worker[FrozenTrial]):
                 other.system_attrs.get("fixed_params") == fixed and other.state == TrialState.WAITING
                 for other in trials):
             self.study.enqueue_trial(fixed)
-        said = attrs.get("outcome", LOST)
-        state = TrialState.PRUNED if said in (DUPLICATE, INFEASIBLE) else TrialState.FAIL
-        self._end(trial, state, {"outcome": said})
+        ending = attrs.get("outcome", LOST)
+        state = TrialState.PRUNED if ending in (DUPLICATE, INFEASIBLE) else TrialState.FAIL
+        self._end(trial, state, {"outcome": ending})
 
     def _event(self, kind: str, trial: FrozenTrial) -> SearchEvent:
         attrs = trial.user_attrs
@@ -220,7 +222,7 @@ class SamplingWorker(Worker[FrozenTrial]):
 
     def _is_over(self) -> bool:
         counts, left_s = self.counts, math.inf if self.until is None else self.until.left_s
-        # So many seconds must be left for another trial. Where a front lacks networks, it may begin late.
+        # So many seconds must be left for another trial. It may start late if a front lacks networks.
         needed_s = self._longest_s / 2 if counts.evaluated >= LEAST_EVALUATED else \
             -max(LATE_S, LATE_TRIALS * self._longest_s)
         if self.end is not None:
@@ -237,8 +239,8 @@ class SamplingWorker(Worker[FrozenTrial]):
     def _queue_unseen(self, trials: Sequence[FrozenTrial]) -> None:
         """Queue a network that no trial has had yet.
 
-        It is the first of 4096 random draws that is within the cap, or else the draw nearest to it. If there is none, a
-        small space is searched completely, and the search ends if all its networks were seen.
+        It is the first of 4096 random draws that is within the cap, or else the draw nearest to it. If no draw is
+        unseen, a small space is searched completely; the search ends if all its networks were seen.
         """
         if any(trial.state == TrialState.WAITING for trial in trials):
             return
@@ -254,7 +256,7 @@ class SamplingWorker(Worker[FrozenTrial]):
             self.study.enqueue_trial(params)
 
     def _first_unseen(self, codes: NDArray[np.int64], seen: Container[str]) -> dict[str, Any] | None:
-        """Return the parameters of the first network that was not seen, of those within the cap or nearest to it."""
+        """Return the parameters of an unseen network within the cap, or else nearest to it; None if all were seen."""
         if self.options.cap_ms is not None:
             over_ms = upper_ms(self.predict(codes), self.options.cap_quantile) - self.options.cap_ms
             codes = codes[np.argsort(np.maximum(over_ms, 0.0), kind="stable")]

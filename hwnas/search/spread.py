@@ -1,4 +1,4 @@
-"""Networks that are spread over latency, of which none has been timed yet."""
+"""The choice of networks that are spread over latency while none of them has been timed yet."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ def guess_ms(networks: Sequence[Architecture], timed: Sequence[Architecture], ti
              ) -> NDArray[np.float64]:
     """Guess latencies [n] by networks that were timed: so much for each multiply-add, operator and output value.
 
-    The three prices are non-negative least squares of the relative errors. As far as the timed networks do not tell
-    them, each pays a third of the slowest one.
+    The three prices are non-negative least squares of the relative errors. If the timed networks do not determine them,
+    each one pays for a third of the slowest network.
     """
+    # Three more equations, of little weight: each price pays a third of the slowest latency.
     largest = int(np.argmax(timed_ms))
-    known, told_ms = _costs_of(timed), np.asarray(timed_ms, float)
-    doubt = _DOUBT * np.diag(known[largest]) / told_ms[largest]
-    prices, _ = scipy.optimize.nnls(np.vstack([known / told_ms[:, None], doubt]),
+    costs, measured_ms = _costs_of(timed), np.asarray(timed_ms, float)
+    doubt = _DOUBT * np.diag(costs[largest]) / measured_ms[largest]
+    prices, _ = scipy.optimize.nnls(np.vstack([costs / measured_ms[:, None], doubt]),
                                     np.concatenate([np.ones(len(timed)), np.full(len(doubt), _DOUBT / len(doubt))]))
     return np.asarray(_costs_of(networks) @ prices, np.float64)
 
@@ -41,17 +42,17 @@ def spread_over_latency(networks: Sequence[Architecture], latency_ms: Callable[[
                         bound_ms: float) -> list[Architecture]:
     """Choose at most `n` networks that are spread over the logarithm of latency, from the fastest to `bound_ms`.
 
-    A network counts if none that is as fast has more multiply-adds. Of each of `n` equal parts of the range the one
-    with the most is chosen, of the first part the fastest one: nothing else keeps a tight cap. Slowest first.
+    A network counts if none that is as fast has as many multiply-adds. Each of `n` equal parts of the range gives the
+    network with the most. The first part gives its fastest one: nothing else keeps a tight cap. Slowest first.
     """
-    kept: list[Architecture] = []
+    front: list[Architecture] = []
     for each in sorted(networks, key=lambda each: (latency_ms(each), -each.macs)):
-        if not kept or each.macs > kept[-1].macs:
-            kept.append(each)
-    if not kept or n < 1:
+        if not front or each.macs > front[-1].macs:
+            front.append(each)
+    if not front or n < 1:
         return []
-    ends = np.geomspace(latency_ms(kept[0]), max(bound_ms, latency_ms(kept[0])) * 1.001, n + 1)[1:]
-    parts = {min(n - 1, int(np.searchsorted(ends, latency_ms(each)))): each for each in kept}  # the last one of each
+    ends = np.geomspace(latency_ms(front[0]), max(bound_ms, latency_ms(front[0])) * 1.001, n + 1)[1:]
+    parts = {min(n - 1, int(np.searchsorted(ends, latency_ms(each)))): each for each in front}  # the last one of each
     if len(parts) > 1:
-        parts[min(parts)] = kept[0]
+        parts[min(parts)] = front[0]
     return [parts[part] for part in sorted(parts, reverse=True)]

@@ -1,4 +1,4 @@
-"""Weights that a trial learnt: kept in the run folder, so that a finalist goes on with them."""
+"""The weights of trials: they are kept in the run folder, so that a finalist goes on with them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MOST_BYTES = 512 << 20  # of all files; of more, those of the most clearly beate
 
 
 def keep_weights(folder: Path, trial: FrozenTrial, estimate: Estimate, fingerprint: str) -> dict[str, Any]:
-    """Write the weights that an estimate comes with, and return what the trial says of them.
+    """Write the weights that an estimate comes with, and return the attributes that the trial has of them.
 
-    Nothing is returned if there are none, or if no disk takes them: then a finalist begins anew.
+    Nothing is returned if there are none, or if no disk takes them: then a finalist starts anew.
     """
     if estimate.weights is None:
         return {}
@@ -37,22 +37,22 @@ def keep_weights(folder: Path, trial: FrozenTrial, estimate: Estimate, fingerpri
 
 
 def find_weights(folder: Path, trials: Sequence[FrozenTrial]) -> dict[str, TrainedWeights]:
-    """Return the weights that evaluated networks were left with, by network id; their files may be gone."""
-    return {trial.user_attrs["architecture_id"]: TrainedWeights(said["key"], _file(folder, trial), int(said["steps"]))
-            for trial in trials if (said := trial.user_attrs.get(KEPT)) and outcome(trial) == EVALUATED}
+    """Return the weights of evaluated networks after their trials, by network id; their files may be gone."""
+    return {trial.user_attrs["architecture_id"]: TrainedWeights(attrs["key"], _file(folder, trial), int(attrs["steps"]))
+            for trial in trials if (attrs := trial.user_attrs.get(KEPT)) and outcome(trial) == EVALUATED}
 
 
 def remove_worst(folder: Path, trials: Sequence[FrozenTrial]) -> None:
-    """Remove what is too much: the weights of the network that the most others beat in top-1 and in latency."""
-    kept = [trial for trial in trials if KEPT in trial.user_attrs and _file(folder, trial).is_file()]
-    bytes_of = {trial.number: _file(folder, trial).stat().st_size for trial in kept}
+    """Remove weights down to MOST_BYTES, first of the network that the most others beat in top-1 and latency."""
+    with_files = [trial for trial in trials if KEPT in trial.user_attrs and _file(folder, trial).is_file()]
+    bytes_of = {trial.number: _file(folder, trial).stat().st_size for trial in with_files}
     points = {trial.number: (trial.user_attrs["top1_proxy"], trial.user_attrs["latency_ms_predicted"])
-              for trial in kept}
+              for trial in with_files}
     while sum(bytes_of.values()) > MOST_BYTES:
-        worst = max(kept, key=lambda trial: sum(
+        worst = max(with_files, key=lambda trial: sum(
             top1 >= points[trial.number][0] and ms <= points[trial.number][1] for top1, ms in points.values()))
         _file(folder, worst).unlink(missing_ok=True)
-        kept.remove(worst)
+        with_files.remove(worst)
         del points[worst.number], bytes_of[worst.number]
 
 

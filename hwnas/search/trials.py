@@ -1,4 +1,4 @@
-"""Trials on the road of a search: how long they last, their work as one process, what is made of them for the front."""
+"""Trials as a search's explorer: how long they last, their work as one process, their results for the front."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from hwnas.system.paths import check_home
 from hwnas.system.run_folder import ESTIMATED, RunFolder
 
 LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images"}  # options of the proxy
-UNTIL = "search_until"  # of the study: when its trials end, a Deadline
+UNTIL = "search_until"  # attribute of the study: the Deadline of its trials
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Sampled(Explorer):
 
     @classmethod
     def prepare(cls, plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> Sampled:
-        """Load data and estimator, measure this host if no table fits, open the study. With a `clock` a new study's
-        trials get the length that the minutes allow."""
+        """Load data and estimator, measure this host if no table fits, open the study. With a `clock`, a new study's
+        trials have the length that the minutes allow."""
         if not all(has_table(deployment, plan.space) for deployment in plan.deployments):
             check_home()
         dataset = load_data(plan, run, {}, console)
@@ -78,6 +78,7 @@ class Sampled(Explorer):
         if budget.latency_ms is not None:
             check_cap(plan.space, model.predict, budget.latency_ms, budget.quantile)
         making = making_of(plan, dataset, [calibrated[0].deployment])
+        # The minutes may give the proxy another length, which makes it another estimator.
         length = _proxy_length(plan, estimator, making, url_of(plan, run), model, clock, pace, console)
         if length:
             estimator = _load_estimator(plan, dataset, length)
@@ -92,7 +93,7 @@ class Sampled(Explorer):
 
     @property
     def n_workers(self) -> int:
-        """No more than there are trials."""
+        """The number of processes: no more than there are trials."""
         return min(super().n_workers, self.plan.options.trials)
 
     def begin(self, console: Console) -> None:
@@ -100,9 +101,9 @@ class Sampled(Explorer):
         workers read in the study."""
         clock, pace, plan, until = self.clock, self.pace, self.plan, None
         if clock is not None and pace is not None:
-            # Finalists that a killed command was training stay: new trials would choose others, and waste their steps.
-            begun = STEPS in self.study.user_attrs and not self.run.report.exists()
-            seconds = 0.0 if begun else _trials_s(plan, clock, pace)
+            # A killed command was training finalists: new trials would choose others, and waste their steps.
+            in_training = STEPS in self.study.user_attrs and not self.run.report.exists()
+            seconds = 0.0 if in_training else _trials_s(plan, clock, pace)
             rest_s, timing_s = clock.left_s - seconds, timing_reserve_s(clock)
             n_known = len(plan.space.known) if plan.options.n_controls else 0
             console.note(
@@ -119,7 +120,7 @@ class Sampled(Explorer):
             self.study.set_user_attr(UNTIL, until and asdict(until))
 
     def work(self, console: Console) -> None:
-        """Trials until enough networks are evaluated, as one of the workers."""
+        """Run trials until enough networks are evaluated, as one of the workers."""
         plan = self.plan
         options, until = self.options, Deadline.of(self.study.user_attrs.get(UNTIL))
         n = f"{options.n_trials} architectures" if until is None else \
@@ -135,10 +136,10 @@ class Sampled(Explorer):
                      f"{counts.duplicates} duplicates, {counts.failed} failed)")
 
     def trials(self, console: Console) -> list[dict[str, Any]]:
-        """The rows with what the model of all trials believes of each evaluated one's top-1, where they suffice for it.
+        """Return the rows of trials, with the top-1 that the model of all trials estimates for each evaluated network.
 
-        Other samplers search where ours cannot (a cap that almost nothing keeps, costs of another package): then the
-        rows keep their own values, and a line says so.
+        Other samplers can search where our model cannot (a cap that almost nothing keeps, costs of another package).
+        Then the rows keep their own values, and a line says so.
         """
         trials, options = trial_rows(self.study), self.options
         try:
@@ -154,7 +155,7 @@ class Sampled(Explorer):
         return trials
 
     def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
-        """The rows of the front as yet without figures: finalists of the trials, controls and baselines."""
+        """Return the rows of the front, without figures yet: finalists of the trials, controls and baselines."""
         plan, predict = self.plan, self.model.predict
         options, target, host = plan.options, self.deployment.target.name, self.deployment.host_name
         params = {trial.number: trial.params for trial in self.study.get_trials(deepcopy=False)}
@@ -169,7 +170,7 @@ class Sampled(Explorer):
         return [*finalists, *controls, *(FrontRow.of(network, target=target, host=host) for network in plan.baselines)]
 
     def begun(self) -> dict[str, TrainedWeights]:
-        """The weights that evaluated networks had after their trials."""
+        """Return the weights that evaluated networks had after their trials."""
         return find_weights(self.run.lines, self.study.get_trials(deepcopy=False))
 
     def report_facts(self) -> dict[str, Any]:
@@ -177,7 +178,7 @@ class Sampled(Explorer):
         return {"begun": {id: weights.steps for id, weights in self.begun().items()}}
 
     def latency_facts(self) -> dict[str, Any]:
-        """Return the errors of the latency model, and the tables that it is of."""
+        """Return the errors of the latency model, and the tables that it is made of."""
         space, calibrated = self.plan.space, self.calibrated
         lines = [(f"{each.name}: " if len(calibrated) > 1 else "") + error_line(each.table, space)
                  for each in calibrated]
@@ -185,7 +186,7 @@ class Sampled(Explorer):
                 "table": ", ".join(str(each.table.key) for each in calibrated)}
 
     def _tell_length(self, n: int, proxy: Proxy, console: Console) -> None:
-        """Print about how long `n` trials and the trainings after them take, by steps of some random networks."""
+        """Print about how long `n` trials and the trainings after them take, by the steps of some random networks."""
         plan, dataset = self.plan, self.dataset
         making, networks = self.making, _draw_networks(plan, self.model)
         px, n_trained = dataset.image_size, plan.parts + plan.options.n_controls + len(plan.baselines)
@@ -200,7 +201,7 @@ class Sampled(Explorer):
 
 
 def _load_estimator(plan: Plan, dataset: Dataset, length: Mapping[str, int] | None = None) -> AccuracyEstimator:
-    """Return the plan's estimator; `length`: options of the proxy that the minutes decide."""
+    """Return the plan's estimator. `length` has options of the proxy that the minutes decide."""
     options = {**plan.accuracy_options, **(length or {})}
     if plan.accuracy == PROXY:
         options = {"threads": plan.options.threads, **plain(plan.options.training), **options}
@@ -209,15 +210,16 @@ def _load_estimator(plan: Plan, dataset: Dataset, length: Mapping[str, int] | No
 
 def _proxy_length(plan: Plan, estimator: AccuracyEstimator, making: BuildSettings, url: str, model: Latency | BestOf,
                   clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
-    """The options that give the proxy the length that the minutes allow: those of the study that goes on or is reused,
-    or new ones. None where the user gave a length, or a new study no minutes."""
+    """Return options for the proxy's length that the minutes allow: the ones of the study that goes on or is reused, or
+    new ones. They are empty if the user gave a length, or if a new study has no minutes."""
     if type(estimator) is not Proxy or plan.accuracy_options.keys() & LENGTH:
         return {}
-    held = held_choice(url)
-    if held is None and plan.reuse is not None:
-        held = held_choice(database_path(plan.reuse))
-    if held is not None or clock is None or pace is None:
-        return held or {}
+    # The accuracies of a study depend on the length, so it keeps its own.
+    stored_length = held_choice(url)
+    if stored_length is None and plan.reuse is not None:
+        stored_length = held_choice(database_path(plan.reuse))
+    if stored_length is not None or clock is None or pace is None:
+        return stored_length or {}
     px, n_trials, networks = making.dataset.image_size, plan.options.n_trials, _draw_networks(plan, model)
     making = replace(making, recipe=estimator.recipe)
 
@@ -225,6 +227,7 @@ def _proxy_length(plan: Plan, estimator: AccuracyEstimator, making: BuildSetting
         with console.step(f"time trials at {size} px"):
             return mean_step_seconds(networks, making, size, pace)
 
+    # Images become smaller only if the space does not search their size.
     length = proxy_length(
         estimator.steps, estimator.validating_steps, _trials_s(plan, clock, pace), plan.workers, step_s, px,
         max(SMALLEST_PROXY_PX, px // 4) if len(plan.space.image_sizes) == 1 else px,
@@ -236,7 +239,7 @@ def _proxy_length(plan: Plan, estimator: AccuracyEstimator, making: BuildSetting
 
 
 def _draw_networks(plan: Plan, model: Latency | BestOf) -> list[FoundNetwork]:
-    """Some random networks, within the cap where there are such: what a trial trains is cheaper than the reference."""
+    """Return some random networks, within the cap if there are such: trials train cheaper ones than the reference."""
     codes = plan.space.sample(np.random.default_rng([plan.options.seed, *b"pace"]), 64)
     over_ms = np.maximum(model.predict(codes).mean - (plan.options.budget.latency_ms or np.inf), 0)
     few = codes[np.argsort(over_ms, kind="stable")[:DRAWN]]
@@ -244,20 +247,20 @@ def _draw_networks(plan: Plan, model: Latency | BestOf) -> list[FoundNetwork]:
 
 
 def _trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
-    """Seconds for the trials; BudgetError where none are left for a front after them."""
+    """Return the seconds for the trials. Raises BudgetError if none are left for a front after them."""
     return trials_seconds(clock, pace, [plan.network(plan.space.reference)] * min(LEAST_FINALISTS, plan.parts),
                           plan.workers)
 
 
 def _tell(report: Report, until: Deadline | None) -> Callable[[SearchEvent], None]:
-    """The function that shows each event in the progress bar."""
+    """Return the function that shows each event in the progress bar."""
     best, whole_s = 0.0, until.left_s if until else 0.0
 
     def tell(event: SearchEvent) -> None:
         nonlocal best
         best = max(best, event.top1 or 0.0)
-        begun = event.kind == "training" and event.id and event.latency_ms
-        at = f"; now {event.id} of {event.latency_ms:.3g} ms" if begun else ""
+        has_network = event.kind == "training" and event.id and event.latency_ms
+        at = f"; now {event.id} of {event.latency_ms:.3g} ms" if has_network else ""
         done = event.counts.evaluated / event.n_trials
         if until is not None:
             done = max(done, min(1.0, 1 - until.left_s / max(1.0, whole_s)))

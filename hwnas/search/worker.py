@@ -1,7 +1,7 @@
-"""A process of a search: it claims the job that is wanted most, does it, and records what came of it.
+"""A process of a search: it claims the job that is wanted most, does it, and records the result.
 
 Any number of them share a search through its study. A process that is killed loses its claim, and the next one that
-comes does the job; what was recorded stays.
+comes does the job. Recorded results stay.
 """
 
 from __future__ import annotations
@@ -34,46 +34,44 @@ from hwnas.study.study import storage_of, study_lock
 from hwnas.system.processes import Interrupts
 
 POLL_S = 0.5
-PATIENCE_S = 3600.0  # for the lock of the study: what was trained is not thrown away for a busy one
+PATIENCE_S = 3600.0  # for the study's lock: a trained network is not lost because it is busy
 Job = TypeVar("Job")
-Record = Callable[[], None]  # writes what came of a job
+Record = Callable[[], None]  # writes the result of a job
 
 
 class Worker(ABC, Generic[Job]):
-    """One of any number of processes that work on a study. A job that costs `most_tries` of them fails."""
+    """One of any number of processes that work on a study. A job that ended `most_tries` of them fails."""
 
     most_tries = MOST_TRIES
 
     def __init__(self, study: optuna.Study) -> None:
         self.study = study
         self.interrupts, self.beats = Interrupts(), Beats()
-        self.later: list[Callable[[], None]] = []  # what is said once the study is not locked any more
+        self.later: list[Callable[[], None]] = []  # calls that report, once the study is not locked any more
 
     def run(self) -> None:
         """Work until the search is over.
 
         A CandidateError ends its candidate, and the search goes on. Any other error, and Ctrl-C, leaves the job to the
-        next process and is raised; database errors as a StudyError.
+        next process and is raised, database errors as a StudyError.
         """
         with storage_errors(self.url), self.interrupts.held():
-            while (taken := self._take()) is not None:
-                self._do(*taken)
+            while (claimed_job := self._take()) is not None:
+                self._do(*claimed_job)
 
     @property
     def url(self) -> str:
-        """That of the study's database."""
+        """The URL of the study's database."""
         return storage_of(self.study).url
 
     @abstractmethod
     def wanted(self) -> Sequence[Job] | None:
-        """Write what needs no work, and return the jobs that are to be done now, most wanted first, with those that
-        others do. No job: the search is over. None: something has changed, and is to be looked at again.
-
-        Nobody else does anything meanwhile, so it must not take long."""
+        """Write what needs no work, and return the jobs to do now, most wanted first, also the ones that others do. An
+        empty list ends the search. None: something has changed, and must be looked at again. Others wait meanwhile."""
 
     @abstractmethod
     def trial_of(self, job: Job) -> FrozenTrial:
-        """Return the trial that a job is of."""
+        """Return the trial of a job."""
 
     def describe(self, job: Job) -> dict[str, Any]:
         """Return the content of a claim on a job: all that another process needs to go on with it."""
@@ -81,21 +79,22 @@ class Worker(ABC, Generic[Job]):
 
     @abstractmethod
     def perform(self, job: Job, claimed: Mapping[str, Any]) -> Record:
-        """Do a job; the function that is returned records it, under the study's lock. CandidateError if its network is
-        the reason that it cannot be done."""
+        """Do a job, and return the function that records it, which is called under the study's lock. Raises
+        CandidateError if the job's network is the reason that it cannot be done."""
 
     @abstractmethod
     def fail(self, job: Job, reason: str) -> None:
         """Record that a job's network failed."""
 
     def tell_waiting(self, timing: str = "") -> None:
-        """Say that others work and nothing else is to be done, or how far the `timing` of networks is."""
+        """Report that others work and there is no other job, or how far the `timing` of networks is."""
 
     def _take(self) -> tuple[Job, Mapping[str, Any]] | None:
-        """Claim the next job; None when the search is over."""
+        """Claim the next job. Returns None when the search is over."""
         while True:
             try:
                 with study_lock(self.url, PATIENCE_S):
+                    # The first job that nobody works on is claimed, under the lock, or given up after too many tries.
                     jobs = self.wanted()
                     free = next((job for job in jobs or () if not self.beats.show_work(self.trial_of(job))), None)
                     if free is not None and tries_of(self.trial_of(free)) >= self.most_tries:
@@ -119,7 +118,7 @@ class Worker(ABC, Generic[Job]):
                 time.sleep(POLL_S)
 
     def _do(self, job: Job, claimed: Mapping[str, Any]) -> None:
-        """Do what was claimed, and record it, unless another process took it over as this one was silent for long."""
+        """Do what was claimed, and record it, unless another process took it over after a long silence."""
         trial = self.trial_of(job)
         try:
             with ExitStack() as beats:
@@ -131,8 +130,8 @@ class Worker(ABC, Generic[Job]):
                 except CandidateError as error:
                     reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]
                     record = partial(self.fail, job, reason)
-                with study_lock(self.url, PATIENCE_S):  # for which it may wait for longer than a claim lasts
-                    beats.close()  # a beat behind the record would claim the trial once more
+                with study_lock(self.url, PATIENCE_S):  # it may wait for the lock for longer than a claim lasts
+                    beats.close()  # a beat after the record would claim the trial once more
                     if is_mine(self.study, trial, claimed):
                         record()
         except (KeyboardInterrupt, SystemExit, UserError):
@@ -143,7 +142,7 @@ class Worker(ABC, Generic[Job]):
         self._speak()
 
     def _speak(self) -> None:
-        """Say what there was to say while the study was locked: who listens may be slow."""
-        said, self.later = self.later, []
-        for say in said:
-            say()
+        """Make the calls that waited while the study was locked, as listeners may be slow."""
+        calls, self.later = self.later, []
+        for call in calls:
+            call()
