@@ -1,4 +1,4 @@
-"""Accuracy estimators: how good a network would be, with the error of that figure."""
+"""Accuracy estimators: the expected accuracy of a network, with the error of that figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy estimators: what one promises, what it answers, and how it is found by name."""
+"""The protocol of accuracy estimators, the estimates that they return, and the look-up by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Estimate:
     """A value with its interval, standard deviation, source and the seconds it cost.
 
     The unit is the value's own (milliseconds for latency, a fraction in [0, 1] for top-1). An estimate by a training
-    has the network's `weights` after so many `steps`: a finalist goes on with them.
+    has the network's `weights` after so many `steps`: the training of a finalist continues from them.
     """
 
     value: float
@@ -41,33 +41,33 @@ class Estimate:
 
     @classmethod
     def of_top1(cls, value: float, std: float, source: Source, **more: Any) -> Estimate:
-        """A top-1 with its 90 % interval, which ends at 0 and 1; `more` are the other fields."""
+        """Return a top-1 with its 90 % interval, which ends at 0 and 1; `more` are the other fields."""
         return cls(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, source, **more)
 
 
-PROXY = "proxy"  # the estimator of this package; all others are of other packages
+PROXY = "proxy"  # the estimator of this package; all others come from other packages
 _MEANINGS = {"race": "validation top-1 in the race", PROXY: "validation top-1 after short training"}  # for reports
 
 
 class AccuracyEstimator(Protocol):
-    """Estimates the top-1 (a fraction) that an architecture reaches."""
+    """A way to estimate the top-1 (a fraction) that an architecture reaches."""
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that decides the values, except the architecture. A study resumes only with the same one."""
+        """A text of all that decides the values, except the architecture. A study resumes only with the same one."""
         ...
 
     def evaluate(self, architecture: Architecture, seed: int) -> Estimate:
-        """Top-1 with its error; CandidateError when it cannot tell."""
+        """Return the top-1 with its error; CandidateError if it cannot be estimated."""
         ...
 
 
 def load_estimator(name: str, *, dataset: Dataset, space: SearchSpace | None = None,
                    config: Mapping[str, Any] | None = None) -> AccuracyEstimator:
-    """The estimator called `name`: PROXY, or an entry point of the group `hwnas.accuracy`.
+    """Return the estimator called `name`: PROXY, or an entry point of the group `hwnas.accuracy`.
 
     An entry point is a callable `(dataset=, space=, config=) -> AccuracyEstimator`. `config` is the estimator's own
-    section. UnknownName, ConfigError.
+    section. UnknownName for an unknown name or option, ConfigError for a wrong value.
     """
     options = {str(key): value for key, value in (config or {}).items()}
     if name == PROXY:
@@ -77,13 +77,13 @@ def load_estimator(name: str, *, dataset: Dataset, space: SearchSpace | None = N
 
 
 def check_estimator(name: str, *more: str) -> dict[str, EntryPoint]:
-    """The entry points by name; UnknownName unless `name` is of one, PROXY, or in `more`."""
+    """Return the entry points by name; UnknownName unless `name` is one of them, PROXY, or in `more`."""
     others = {entry.name: entry for entry in entry_points(group="hwnas.accuracy")}
-    if name not in (known := [*more, PROXY, *others]):
-        raise UnknownName("accuracy estimator", name, known)
+    if name not in (names := [*more, PROXY, *others]):
+        raise UnknownName("accuracy estimator", name, names)
     return others
 
 
 def meaning(name: str) -> str:
-    """A description of the values that the estimator called `name` gives."""
+    """Describe the values that the estimator called `name` gives."""
     return _MEANINGS.get(name, f"top-1 as {name} estimates it")

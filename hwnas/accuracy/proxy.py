@@ -1,4 +1,4 @@
-"""Accuracy by short training: the `proxy` estimator."""
+"""The `proxy` estimator: accuracy by short training."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hwnas.training.recipe import PROXY, Recipe, all_recipe
 
 @dataclass(frozen=True, slots=True)
 class ProxyOptions:
-    """Images of a proxy training. The Recipe holds the rest.
+    """The images of a proxy training. The Recipe holds the other options.
 
-    `train_images` and `validation_images` are the sizes of fixed stratified subsets (0: all). `image_size` 0 means
-    the architecture's own.
+    `train_images` and `validation_images` are the sizes of fixed stratified subsets (0: all). `image_size` 0 means the
+    architecture's own.
     """
 
     train_images: int = option(5120, low=0, high=10**9, help="training images, a stratified subset (0: all)")
@@ -33,13 +33,12 @@ class ProxyOptions:
     image_size: int = option(0, low=0, high=1024, help="px (0: the architecture's own)")
 
 
-
 @dataclass(eq=False)
 class Proxy:
-    """An AccuracyEstimator: trains an architecture for a few epochs and returns its validation top-1.
+    """An AccuracyEstimator that trains an architecture for a few epochs and returns its validation top-1.
 
-    Validation images and training subset are the same for every architecture. Same architecture and seed: same value
-    on one machine.
+    Validation images and training subset are the same for every architecture. The same architecture and seed give the
+    same value on one machine.
     """
 
     dataset: Dataset
@@ -51,14 +50,14 @@ class Proxy:
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that decides the values, except the architecture."""
+        """A digest of all that decides the values, except the architecture."""
         task = [] if self.dataset.task == CLASSIFICATION else [self.dataset.task]
         text = "|".join((self.dataset.fingerprint, self.recipe.fingerprint, str(self.options), *task))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of an evaluation."""
+        """The optimiser steps of an evaluation."""
         return self.recipe.steps_for(len(self._subsets.train))
 
     @property
@@ -68,7 +67,7 @@ class Proxy:
         return images / 3
 
     def evaluate(self, architecture: Architecture, seed: int = 0) -> Estimate:
-        """Validation top-1 after a short training, with its 90 % interval; TrainingError when it diverges."""
+        """Return validation top-1 after a short training, with its 90 % interval; TrainingError if it diverges."""
         start = time.perf_counter()
         images, validation = self._subsets.at(self.options.image_size or architecture.image_size)
         with seeded(seed, self.recipe.threads):
@@ -78,20 +77,21 @@ class Proxy:
                 value = grade(training.current, validation, self.dataset).score
         weights = {name: plain(tensor) for name, tensor in training.current.state_dict().items()}
         del training
-        release_memory()
+        release_memory()  # before the next one needs it
         return Estimate.of_top1(value, binomial_std(value, len(validation)), "proxy",
                                 seconds=time.perf_counter() - start, weights=weights, steps=self.steps)
 
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option with its value, for `--show-config`."""
+    """Return every option with its value, for `--show-config`."""
     options, recipe = _read_options(given)
     return {**all_recipe(recipe), **asdict(options)}
 
 
 def load(config: Config, dataset: Dataset) -> Proxy:
-    """The estimator with `config`: fields of ProxyOptions and of Recipe (preset `proxy`); UnknownName, ConfigError."""
-    import_timm()  # no network's seconds hold its import
+    """Return the estimator with `config`: fields of ProxyOptions and Recipe (preset `proxy`). UnknownName or
+    ConfigError."""
+    import_timm()  # now, so that no network's seconds contain its import
     options, recipe = _read_options(config)
     return Proxy(dataset, recipe, options)
 

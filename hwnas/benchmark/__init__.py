@@ -1,4 +1,4 @@
-"""Times one file: hwnas benchmark"""
+"""The command `hwnas benchmark`, which times one file."""
 
 from hwnas.face import call
 

@@ -1,4 +1,4 @@
-"""Command: time one network on this host by the protocol of the latency tables."""
+"""The command that times one network on this host by the protocol of the latency tables."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _differ(batches: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class BenchmarkOptions(NetworkOptions, DeviceOptions):
-    """Options of `conf/benchmark.yaml`. None: the network or the target decides."""
+    """The options of `conf/benchmark.yaml`. None: the network or the target decides."""
 
     batch: tuple[int, ...] | None = option(low=1, high=4096, check=_differ, what=(
         "one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4"))
@@ -63,16 +63,16 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
 
 
 def main(config: Config, console: Console) -> None:
-    """Time, print and store. If a number could not be told, MeasurementInvalid follows after that."""
+    """Time the network, print and store the result. MeasurementInvalid at the end if a number could not be measured."""
     options = BenchmarkOptions.from_config(config)
     if options.out:
         check_replaceable(Path(options.out))
     result = measured(options, console)
-    if options.out:  # before anything is printed: who reads it may be gone
+    if options.out:  # before anything is printed: its reader may be gone
         result.save(Path(options.out))
     printed = [*lines(result)]
-    if told := result.raw.get("explanation"):
-        printed += ["", *explanation_lines(told, result.target)]
+    if explanation := result.raw.get("explanation"):
+        printed += ["", *explanation_lines(explanation, result.target)]
     for line in printed:
         show(line.rstrip())
     if options.out:
@@ -96,7 +96,7 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     runtime = device.runtime(target.runtime)
     runtime.check(target)
     with temporary_folder() as folder:
-        reference = prepare_network(reference_network(), target, Path(folder))
+        reference = prepare_network(reference_network(), target, Path(folder))  # timed beside the file
         job = {**options.network_job(Path(folder)), "seconds": options.seconds, "explain": options.explain,
                "batches": sorted(options.batch or [target.batch]),
                "threads": sorted(options.threads or [target.threads]), "reference": str(reference)}
@@ -109,17 +109,18 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
 
 def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, folder: Path, report: Report
            ) -> dict[str, Any]:
-    """Return what the task returns. For another machine the child checks and prepares the file, which goes there."""
+    """Return the result of the task. For another machine, the child checks and prepares the file that is sent there."""
     if not isinstance(device, RemoteDevice):
         return options.run_task(job, options.target, report)
-    made = options.prepare_to_send(job, folder, report)
-    file = TimedFile(Path(made["file"]), options.target, tuple(made["input"]["image"]))
+    prepared = options.prepare_to_send(job, folder, report)
+    file = TimedFile(Path(prepared["file"]), options.target, tuple(prepared["input"]["image"]))
     timed = device.curve(file, reference_of(job["reference"], options.target), job, report)
     if nodes := timed.pop("nodes", None):
-        told = folder / "told.json"
-        told.write_text(json.dumps({"target": asdict(first_of(job, options.target)), "nodes": nodes}))
-        timed["explanation"] = options.check_here({**job, "path": made["file"], "there": str(told)}, report)
-    return {"input": made["input"], **timed}
+        # Nodes are compared with the file here: the other machine may lack the onnx package.
+        profile = folder / "told.json"
+        profile.write_text(json.dumps({"target": asdict(first_of(job, options.target)), "nodes": nodes}))
+        timed["explanation"] = options.check_here({**job, "path": prepared["file"], "there": str(profile)}, report)
+    return {"input": prepared["input"], **timed}
 
 
 command = partial(run_command, main, "benchmark", USAGE, lists=LISTS)

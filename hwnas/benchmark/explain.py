@@ -12,16 +12,16 @@ from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION
 from hwnas.runtimes.runtime import NodeTime
 from hwnas.target import Target
 
-NAMED = 3  # nodes that a line names
-SMALL = 0.0005  # share below which a row is put with the others
+NAMED = 3  # most nodes that a line names
+SMALL = 0.0005  # share of the time below which a row joins the others
 _SAID = {PRECISION: "falls back to another precision", REFERENCE: "falls back to slow kernels, as no fast one takes it",
          DEVICE: "falls back to another device", LEFT: "left by the file, which has no int8 for it",
          INSERTED: "inserted conversions and reorders"}
 
 
 def judge_nodes(nodes: Sequence[Mapping[str, Any]], file: Path, target: Target) -> dict[str, Any]:
-    """Return what was made of the file by its profiled nodes, as plain values: `nodes`, and the `batch` and `threads`
-    that they ran with."""
+    """Return the profiled nodes compared with their file, as plain values, with the `batch` and `threads` of the
+    profile."""
     return {"batch": target.batch, "threads": target.threads,
             "nodes": [asdict(node) for node in executed([NodeTime(**node) for node in nodes], file, target)]}
 
@@ -40,7 +40,7 @@ _HEAD = ("operator", "nodes", "asked", "runs in", "kernel", "profiled ms", "shar
 
 
 def _rows(nodes: Sequence[ExecutedNode]) -> Iterator[tuple[str, ...]]:
-    """Yield the nodes that ran alike as one row, the longest time first; the shortest together at the end."""
+    """Yield a row for all nodes that ran alike, the longest time first. The last row sums up the shortest."""
     groups: dict[tuple[Any, ...], list[ExecutedNode]] = {}
     for node in nodes:
         groups.setdefault((node.role, node.meant, node.precision, node.implementation, node.findings), []).append(node)
@@ -58,15 +58,15 @@ def _rows(nodes: Sequence[ExecutedNode]) -> Iterator[tuple[str, ...]]:
 
 
 def _findings(nodes: Sequence[ExecutedNode], target: Target) -> Iterator[str]:
-    """Yield a line for each finding: how many nodes it is of, their share of the time, and a few of their names."""
+    """Yield a line for each finding: its number of nodes, their share of the time, and a few of their names."""
     if not any(node.precision for node in nodes):
         yield f"{target.runtime} does not tell what its nodes are executed in: what falls back is not known."
     elif not any({*node.findings} & {*FALLBACKS} for node in nodes):
         yield "Nothing that the runtime tells of falls back."
-    for finding, said in _SAID.items():
+    for finding, text in _SAID.items():
         if part := [node for node in nodes if finding in node.findings]:
             names = f" ({', '.join(node.name for node in part)})" if len(part) <= NAMED else ""
-            yield f"{said}: {len(part)} nodes, {_share(part)} of the time{names}"
+            yield f"{text}: {len(part)} nodes, {_share(part)} of the time{names}"
 
 
 def _share(nodes: Iterable[ExecutedNode]) -> str:

@@ -1,4 +1,4 @@
-"""The file of a network that a user names for a look at it: an ONNX file as it is, or a timm network, exported here."""
+"""The file of a network to be inspected: an ONNX file as it is, or a timm network that is exported here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hwnas.target import Target
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """The options by which a command is told of one network, and of the child process that reads it."""
+    """The options that describe one network to a command, and the limits of the child process that reads it."""
 
     target: Target
     model: str | None
@@ -35,11 +35,11 @@ class NetworkOptions:
 
     @property
     def is_built(self) -> bool:
-        """Return whether it is a timm network, which is exported here."""
+        """True for a timm network, which is exported here."""
         return str(self.model).startswith(TIMM)
 
     def network_job(self, folder: Path) -> dict[str, Any]:
-        """Return what a task in a child process is told of the network.
+        """Return the network's part of the job of a task in a child process.
 
         Its file is a checked path, or a timm network that is exported to `folder` (and quantised for int8).
         """
@@ -55,17 +55,17 @@ class NetworkOptions:
                 "image_size": self.image_size}
 
     def run_task(self, job: Mapping[str, Any], target: Target, report: Report) -> dict[str, Any]:
-        """The result of the benchmark's task on `job`, in a child process that may take as much as the user allows."""
+        """Return the result of the benchmark's task on `job`, in a child process with the user's limits."""
         return dict(run_child("hwnas.benchmark.task", job, target, timeout_s=self.timeout, memory_mb=self.memory_mb,
                               progress=report))
 
     def prepare_to_send(self, job: Mapping[str, Any], folder: Path, report: Report) -> dict[str, Any]:
-        """The file that another machine is sent, whole in `folder` after a child process has checked it: its path
+        """Return the file to send to another machine, whole in `folder` after a child process has checked it: its path
         (`file`), and the network's input (`input`)."""
         return self.check_here({**job, "keep": tempfile.mkdtemp(dir=folder)}, report)
 
     def check_here(self, job: Mapping[str, Any], report: Report) -> dict[str, Any]:
-        """The result of a task that times nothing: this machine may lack the runtime that the file is for."""
+        """Return the result of a task that times nothing. This machine may lack the runtime of the file."""
         here = Target("prepare", "onnxruntime", "int8" if self.target.precision == "int8" else "fp32")
         return self.run_task(job, here, report)
 
@@ -81,10 +81,10 @@ class NetworkOptions:
 
 
 def noting_waits(report: Report, console: Console) -> Report:
-    """`report`, which also notes that another process measures."""
-    def heard(share: float, note: str = "") -> None:
+    """Return `report` extended: it also notes that another process measures."""
+    def report_and_note(share: float, note: str = "") -> None:
         if note.startswith(WAITING):
             console.note(note)
         report(share, note)
 
-    return heard
+    return report_and_note

@@ -1,4 +1,4 @@
-"""The results of a benchmark: as a table, and as a JSON file with every raw sample."""
+"""The results of a benchmark: a table, and a JSON file with every raw sample."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEEDED = {0.5: 1, 0.9: P90_SAMPLES, 0.99: P99_SAMPLES}
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The latency of a batch size on so many threads (0: all): its samples and what was executed."""
+    """The latency of a batch size on so many threads (0: all): its samples, and the executed precisions."""
 
     batch: int
     threads: int
@@ -31,13 +31,13 @@ class Latency:
 
     @property
     def images_per_s(self) -> float:
-        """Throughput with one call after another."""
+        """The throughput with one call after another."""
         return self.batch / self.measurement.latency_ms * 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A run of the command. `made_up`: quantised here, with made-up ranges."""
+    """The result of a benchmark. `made_up`: the file was quantised here, with made-up ranges."""
 
     model: str
     target: Target
@@ -51,7 +51,7 @@ class Benchmark:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any], **known: Any) -> Benchmark:
-        """Make it from the plain values that the task returns."""
+        """Return the result made from the plain values that the task returns."""
         protocol = Protocol.from_dict(raw["protocol"])
         latency = tuple(Latency(row["batch"], row["threads"], Measurement.from_dict(
             row["measurement"], protocol, "measurement"), row["execution"]) for row in raw["latency"])
@@ -65,7 +65,7 @@ class Benchmark:
                 if not point.measurement.valid]
 
     def save(self, path: Path) -> None:
-        """Write the JSON file: statistics to read, and raw samples to compute them again."""
+        """Write the JSON file: statistics to read, and raw samples from which they can be computed again."""
         data = {
             **BENCHMARK.header, "created": now(),
             "model": self.model, "made_up_ranges": self.made_up, "target": asdict(self.target),
@@ -122,10 +122,10 @@ def _describe_execution(execution: Mapping[str, Any]) -> str:
 
 
 def describe_states(states: Sequence[GpuState]) -> str:
-    """The condition of a GPU during a measurement, in one line."""
-    clocks, held = [state.sm_mhz for state in states], sorted({state.told for state in states if state.told})
+    """Return the condition of a GPU during a measurement, in one line."""
+    clocks, slowed_by = [state.sm_mhz for state in states], sorted({state.told for state in states if state.told})
     return (f"clock {min(clocks)} to {max(clocks)} MHz, up to {max(state.celsius for state in states)} °C"
-            f"{', held down by ' + '; '.join(held) if held else ''}")
+            f"{', held down by ' + '; '.join(slowed_by) if slowed_by else ''}")
 
 
 def _table(benchmark: Benchmark) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The benchmark's task, which runs in a child process: check a model file, compile it, time it by the protocol.
 
 The child does all of it, not only a first test of the file. A model that survives one inference may still crash the
-runtime in the thousandth. And a process of its own is the better place to measure.
+runtime in the thousandth. A process of its own is also the better place to measure.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from hwnas.target import Target
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
     """Time the network of `job` (see `hwnas.benchmark`) at each batch size and number of threads.
 
-    The result holds plain values: input, executed precisions, raw samples, and with `explain` what is executed.
-    ModelError says what the file lacks. With `keep`, a folder, nothing is timed: the file that would be is written
-    there, whole, and its path is the result's. With `there`, nodes that another machine profiled are judged.
+    The result holds plain values: input, executed precisions, raw samples, and with `explain` the executed nodes.
+    ModelError says what the file lacks. With `keep`, a folder, nothing is timed: the file to time is written there,
+    whole, and its path is in the result. With `there`, nodes that another machine profiled are compared with the file.
     """
-    if there := job.get("there"):
-        told = json.loads(Path(there).read_text())
-        return judge_nodes(told["nodes"], Path(job["path"]), Target(**told["target"]))
+    if profile_path := job.get("there"):
+        profile = json.loads(Path(profile_path).read_text())
+        return judge_nodes(profile["nodes"], Path(job["path"]), Target(**profile["target"]))
     model, shape = read_checked(job["path"], runtime, job["memory_mb"], job["label"], batches=job["batches"],
                                 channels=job["channels"], image_size=job["image_size"])
     if job.get("explain") and model.proto is None:
         raise ModelError(f"{job['label']}: explain=true takes ONNX files. Give the one that it was made of.")
     about = {"input": {"name": model.input.name, "image": list(shape)}}
-    if keep := job.get("keep"):
-        return {**about, "file": str(prepare_file(model, shape, job, Path(keep)))}
+    if folder_to_keep := job.get("keep"):
+        return {**about, "file": str(prepare_file(model, shape, job, Path(folder_to_keep)))}
     with temporary_folder() as folder:
         progress(0.0, "compiling")
         file = prepare_file(model, shape, job, Path(folder))
@@ -55,19 +55,19 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
 
 
 def first_of(job: Mapping[str, Any], target: Target) -> Target:
-    """The target with the first of the job's batch sizes and numbers of threads, which is the one that is explained."""
+    """Return the target with the job's first batch size and first number of threads, which is the explained one."""
     return replace(target, batch=job["batches"][0], threads=job["threads"][0])
 
 
 def reference_of(path: str, target: Target) -> TimedFile:
-    """The exported reference network as it is timed beside others."""
+    """Return the exported reference network as it is timed beside others."""
     shape = tuple(axis.dim_value for axis in onnx.load(path).graph.input[0].type.tensor_type.shape.dim[1:])
     return TimedFile(Path(path), replace(target, batch=1), shape)
 
 
 def prepare_file(model: ParsedModel, shape: Sequence[int], job: Mapping[str, Any], folder: Path) -> Path:
-    """The file itself, or a copy with fixed axes, the batch axis named as runtimes expect; a copy where it is to be
-    kept, so that no data lie beside it."""
+    """Return the file itself, or the path of a copy with fixed axes and the batch axis named as runtimes expect. An
+    ONNX file to `keep` is always copied, so that it needs no data beside it."""
     proto, model_input = model.proto, model.input
     if proto is None:
         return Path(job["path"])
@@ -79,7 +79,7 @@ def prepare_file(model: ParsedModel, shape: Sequence[int], job: Mapping[str, Any
         axes[0].dim_param = "batch"
     for axis, size in zip(axes[1:], shape, strict=True):
         axis.dim_value = size
-    del proto.graph.value_info[:]  # it may contain the open axes; runtimes infer it again
+    del proto.graph.value_info[:]  # it may hold the open axes; runtimes infer it again
     name_nodes(proto)
     copy = folder / "model.onnx"
     try:

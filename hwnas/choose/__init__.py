@@ -1,1 +1,1 @@
-"""Find which network, deployed how, serves a load at a service level for the least money: hwnas choose"""
+"""The command `hwnas choose`, which finds the cheapest network and deployment for a load at a service level."""

@@ -1,4 +1,4 @@
-"""Command: the cheapest network and deployment of verified runs that serve a load within a service level."""
+"""The command that finds the cheapest network and deployment of verified runs for a load within a service level."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 USAGE = """The cheapest network and deployment of verified runs that serve a load within a service level.
 
     hwnas choose runs=[runs/a,runs/b] prices=prices.yaml traffic.rate=200 slo.p99_ms=20 slo.top1=0.95"""
-_TRIES = 4  # choices that are held to the service level, until one keeps it
-_BACK = 0.95  # of a load that was too much
-_SILENT_S = 900.0  # of a child that measures: a run of LoadGen may be ten times as long as asked
+_TRIES = 4  # choices that are checked against the service level, until one keeps it
+_BACK = 0.95  # of a load that was too high: the new limit
+_SILENT_S = 900.0  # longest silence of a measuring child, beside runs of MOST_TIMES the time asked
 
 
 @dataclass(frozen=True)
 class ChooseOptions:
-    """Options of `conf/choose.yaml`."""
+    """The options of `conf/choose.yaml`."""
 
     traffic: Traffic
     slo: Slo
@@ -72,12 +72,12 @@ class ServedRow:
 
     @property
     def file(self) -> Path:
-        """Of its load curve, in the run's folder."""
+        """The file of its load curve, in the run's folder."""
         return self.folder.path / "load" / f"{self.row.id}-b{self.target.batch}-s{self.streams}.json"
 
     @property
     def most(self) -> float:
-        """Queries a second at saturation, about: as its calls one after another, in each stream."""
+        """The estimated queries a second at saturation: as many as its calls one after another, in each stream."""
         return 1e3 * self.target.batch * self.streams / (self.row.latency_ms or 1.0)
 
     @property
@@ -87,7 +87,7 @@ class ServedRow:
 
 
 def main(config: Config, console: Console) -> None:
-    """Do what `conf/choose.yaml` asks: measure load curves that are missing, choose, hold the choice to its level."""
+    """Measure missing load curves, choose, and check the choice against its service level (`conf/choose.yaml`)."""
     if not config["runs"] or not config["prices"]:
         raise ConfigError("which runs, and at what prices? Add runs=[DIR,DIR] and prices=FILE.yaml, with a line "
                           "NAME: price per hour for each host.")
@@ -95,6 +95,7 @@ def main(config: Config, console: Console) -> None:
         raise ConfigError("which service level? Add slo.p99_ms=MS, and slo.top1=0.95 for a least accuracy.")
     if section(config, "traffic").get("rate") is None:
         raise ConfigError("how many queries a second? Add traffic.rate=N.")
+    # 1. Read everything that can be wrong before minutes of measurement.
     options = read_command(ChooseOptions, config)
     traffic, slo, out = options.traffic, options.slo, Path(options.out)
     check_replaceable(out / "choice.json")
@@ -105,19 +106,21 @@ def main(config: Config, console: Console) -> None:
     candidates = [each for folder in folders for each in candidates_of(folder, options)]
     if not candidates:
         best = {folder.path: max(_verified(folder), key=lambda row: row.top1_test or 0.0) for folder in folders}
-        told = (f"{path} has no such network, the most accurate is {row.id} with {row.top1_test:.4f}"
-                for path, row in best.items())
-        raise BudgetError(f"slo.top1={slo.top1:g}: {', '.join(told)}. Allow less, or search for longer.")
+        most_accurate = (f"{path} has no such network, the most accurate is {row.id} with {row.top1_test:.4f}"
+                         for path, row in best.items())
+        raise BudgetError(f"slo.top1={slo.top1:g}: {', '.join(most_accurate)}. Allow less, or search for longer.")
     if unpriced := next((each.row.host for each in candidates if each.row.host not in prices), None):
         raise ConfigError(f"{options.prices} has no price for {unpriced}. Add a line: {unpriced}: price per hour.")
     here = Host.detect()
     make_writable(out)  # before what takes minutes
+    # 2. Get a load curve of each candidate. A pair's curve is computed from the curves of its two networks.
     left_out: list[str] = []
     networks = _served(candidates, here, options, console, left_out)
     pairs = [each for folder in folders for each in _served_pairs(folder, slo, networks)]
     served = [(each, prices[each.host]) for each in [*networks, *pairs] if each.top1 >= slo.top1]
     if not served:
         raise MeasurementInvalid(f"no load curve can be used: {left_out[0]}")
+    # 3. Choose, check the choice, and say what would change it.
     ranked, limits, checked = _hold(served, candidates, here, options, console)
     changes = tell_changes(ranked, served, traffic, slo, limits)
     _write(options, ranked, checked, changes, left_out)
@@ -127,7 +130,7 @@ def main(config: Config, console: Console) -> None:
 
 
 def read_prices(path: Path) -> dict[str, float]:
-    """Prices an hour by host, in dollars or any other currency; ConfigError names file and host."""
+    """Return prices an hour by host, in dollars or any other currency; ConfigError names file and host."""
     usage = "Write a line for each host: NAME: price per hour."
     try:
         data: Any = load_yaml(yaml_text(path))
@@ -143,7 +146,7 @@ def read_prices(path: Path) -> dict[str, float]:
 
 
 def check_alike(folders: Sequence[RunFolder]) -> None:
-    """ConfigError for runs that cannot be compared: of other classes, or no classifiers."""
+    """Raise ConfigError for runs that cannot be compared: of different classes, or not of classifiers."""
     data = [folder.read_environment().get("dataset") or {} for folder in folders]
     for folder, own in zip(folders, data, strict=True):
         if (task := own.get("task", CLASSIFICATION)) != CLASSIFICATION:
@@ -153,12 +156,12 @@ def check_alike(folders: Sequence[RunFolder]) -> None:
 
 
 def candidates_of(folder: RunFolder, options: ChooseOptions) -> list[ServedRow]:
-    """The fastest verified networks of a run that are accurate enough, and those of its fastest such pair, each with
-    every batch and number of streams. StudyError where no network is verified."""
+    """Return the networks of a run to compare, each with every batch and number of streams: the fastest verified ones
+    that are accurate enough, and both of its fastest such pair. StudyError if no network is verified."""
     verified, slo = _verified(folder), options.slo
     enough = [row for row in verified if (row.top1_test or 0.0) >= slo.top1]
     environment = folder.read_environment()
-    made, rows = [], sorted(enough, key=lambda row: row.latency_ms or math.inf)[:options.networks]
+    candidates, rows = [], sorted(enough, key=lambda row: row.latency_ms or math.inf)[:options.networks]
     members = [name for pair in _fastest_pair(folder, slo) for name in (pair.fast, pair.accurate)]
     for row in [*rows, *(row for row in verified if row.id in members and row not in rows)]:
         target = target_named(environment["target"], row.target)
@@ -166,15 +169,15 @@ def candidates_of(folder: RunFolder, options: ChooseOptions) -> list[ServedRow]:
             raise ConfigError(f"{folder.path} is of {target.name}: load on a GPU is not measured, as images would lie "
                               "there already. Give runs of CPUs.")
         cores = environment.get("host", {}).get("cores") or len(usable_cores())
-        most = max(1, cores // (target.threads or cores))
+        most = max(1, cores // (target.threads or cores))  # streams whose threads have a core each
         for batch in sorted({*options.batch}):
-            made += [ServedRow(folder, row, replace(target, batch=batch), streams)
-                     for streams in sorted({*(options.streams or (1, most))})]
-    return made
+            candidates += [ServedRow(folder, row, replace(target, batch=batch), streams)
+                           for streams in sorted({*(options.streams or (1, most))})]
+    return candidates
 
 
 def _verified(folder: RunFolder) -> list[FrontRow]:
-    """The verified networks of a run; StudyError where there are none."""
+    """Return the verified networks of a run; StudyError if there are none."""
     rows = [row for row in load_front(folder) if row.verified and row.top1_test is not None]
     if not rows:
         raise StudyError(f"{folder.path}: no network is verified. On the machine it is for: hwnas verify "
@@ -183,13 +186,13 @@ def _verified(folder: RunFolder) -> list[FrontRow]:
 
 
 def _fastest_pair(folder: RunFolder, slo: Slo) -> list[Pair]:
-    """The pair of a run with the lowest mean latency of those that are accurate enough, if there is any."""
+    """Return the pair of a run with the lowest mean latency, among pairs that are accurate enough, if there is any."""
     return sorted((pair for pair in load_pairs(folder) if pair.top1_test >= slo.top1),
                   key=lambda pair: pair.latency_ms_mean)[:1]
 
 
 def _served_pairs(folder: RunFolder, slo: Slo, networks: Sequence[ServedNetwork]) -> list[ServedNetwork]:
-    """The run's pair as a server has it that runs both networks, if both have load curves."""
+    """Return the run's pair as a server that runs both networks, for each deployment in which both have load curves."""
     by_key = {each.key: each for each in networks}
     return [replace(second, id=pair.id, name=pair.id, top1=pair.top1_test,
                     target=" then ".join(dict.fromkeys((first.target, second.target))),
@@ -201,48 +204,49 @@ def _served_pairs(folder: RunFolder, slo: Slo, networks: Sequence[ServedNetwork]
 
 def _served(candidates: Sequence[ServedRow], here: Host, options: ChooseOptions, console: Console,
             left_out: list[str]) -> list[ServedNetwork]:
-    """Return each candidate with a load curve, held by the runs or measured now; add the others to `left_out`."""
-    made, kept = [], [_kept(each, here, options) for each in candidates]
-    missing_s = [curve_seconds(each.most, options.seconds) for each, held in zip(candidates, kept, strict=True)
-                 if held is None and each.row.host == here.name]
+    """Return each candidate with a load curve, stored in the run or measured now; add the others to `left_out`."""
+    served, curves = [], [_kept(each, here, options) for each in candidates]
+    missing_s = [curve_seconds(each.most, options.seconds) for each, curve_data in zip(candidates, curves, strict=True)
+                 if curve_data is None and each.row.host == here.name]
     if missing_s:
         minutes = max(0.1, sum(missing_s) / 60)
         console.say(f"{len(missing_s)} load curves are to be measured, about {minutes:.2g} min in all "
                     f"(seconds={options.seconds:g}, networks={options.networks}); then the choice is checked for "
                     f"{options.check_seconds:g} s.")
-    for number, (each, held) in enumerate(zip(candidates, kept, strict=True), 1):
-        why = ""
-        if held is None and each.row.host != here.name:
-            why = (f"its load curve is of {each.row.host}, and not in {each.file.parent}. Give the command there, and "
-                   "bring the run's folder here")
-        elif held is None:
+    # Measure what can be measured here; a candidate without a usable curve is left out, and said to be.
+    for number, (each, curve_data) in enumerate(zip(candidates, curves, strict=True), 1):
+        fault = ""
+        if curve_data is None and each.row.host != here.name:
+            fault = (f"its load curve is of {each.row.host}, and not in {each.file.parent}. Give the command there, "
+                     "and bring the run's folder here")
+        elif curve_data is None:
             try:
-                held = _measure(each, options, console, f"load {number} of {len(candidates)}: {each.said}")
+                curve_data = _measure(each, options, console, f"load {number} of {len(candidates)}: {each.said}")
             except (CandidateError, ModelError) as error:
-                why = str(error)
-        if held is not None:
-            curve = LoadCurve.from_dict(held)
-            why = curve.invalid and f"LoadGen calls it INVALID, {curve.invalid}"
-        if held is None or why:
-            left_out.append(f"{each.said}: {why}")
+                fault = str(error)
+        if curve_data is not None:
+            curve = LoadCurve.from_dict(curve_data)
+            fault = curve.invalid and f"LoadGen calls it INVALID, {curve.invalid}"
+        if curve_data is None or fault:
+            left_out.append(f"{each.said}: {fault}")
             console.remark(f"left out: {left_out[-1]}")
             continue
-        made.append(ServedNetwork(str(each.folder.path), each.row.id, each.row.name, each.target.name, each.row.host,
-                                  each.row.top1_test or 0.0, curve))
-    return made
+        served.append(ServedNetwork(str(each.folder.path), each.row.id, each.row.name, each.target.name, each.row.host,
+                                    each.row.top1_test or 0.0, curve))
+    return served
 
 
 def _kept(each: ServedRow, here: Host, options: ChooseOptions) -> dict[str, Any] | None:
-    """The curve of this file that the run's folder holds; None where there is none, or it is to be measured again:
-    by another version of the runtime, too short, or INVALID."""
-    held = CURVE.find(each.file)
-    said = (each.row.id, each.target.name, each.target.batch, each.streams, each.row.host, content_of(_deployed(each)))
-    if held is None or said != tuple(held[key] for key in ("id", "target", "batch", "streams", "host", "file")):
+    """Return the stored load curve of this file; None if there is none. None also if it must be measured again, as it
+    is by another version of the runtime, too short, or INVALID."""
+    data = CURVE.find(each.file)
+    facts = (each.row.id, each.target.name, each.target.batch, each.streams, each.row.host, content_of(_deployed(each)))
+    if data is None or facts != tuple(data[key] for key in ("id", "target", "batch", "streams", "host", "file")):
         return None
     if each.row.host != here.name:
-        return held
-    same = held["runtime"] == load_runtime(each.target.runtime).version() and held["seconds"] >= options.seconds
-    return held if same and not LoadCurve.from_dict(held).invalid else None
+        return data  # it cannot be measured again here
+    same = data["runtime"] == load_runtime(each.target.runtime).version() and data["seconds"] >= options.seconds
+    return data if same and not LoadCurve.from_dict(data).invalid else None
 
 
 def _measure(each: ServedRow, options: ChooseOptions, console: Console, title: str) -> dict[str, Any]:
@@ -251,18 +255,19 @@ def _measure(each: ServedRow, options: ChooseOptions, console: Console, title: s
         raw = run_child("hwnas.choose.load", _job(each, options), each.target,
                         timeout_s=_SILENT_S + 2 * MOST_TIMES * options.seconds,
                         memory_mb=options.memory_mb, progress=noting_waits(report, console))
-    held = {**CURVE.header, "id": each.row.id, "target": each.target.name, "host": each.row.host,
-            "runtime": load_runtime(each.target.runtime).version(), "file": content_of(_deployed(each)),
-            "streams": each.streams, "batch": each.target.batch, "seconds": options.seconds, "measured_at": now(),
-            **raw}
+    document = {**CURVE.header, "id": each.row.id, "target": each.target.name, "host": each.row.host,
+                "runtime": load_runtime(each.target.runtime).version(), "file": content_of(_deployed(each)),
+                "streams": each.streams, "batch": each.target.batch, "seconds": options.seconds, "measured_at": now(),
+                **raw}
     each.file.parent.mkdir(exist_ok=True)
-    each.folder.write_json(each.file, held)
-    return CURVE.check(held, each.file)
+    each.folder.write_json(each.file, document)
+    return CURVE.check(document, each.file)
 
 
 def _hold(served: Sequence[tuple[ServedNetwork, float]], candidates: Sequence[ServedRow], here: Host,
           options: ChooseOptions, console: Console) -> tuple[list[Option], dict[Key, float], dict[str, Any]]:
-    """Choose, and let LoadGen hold the choice to the service level at its load; where it fails, with less of a load."""
+    """Choose, and let LoadGen check the choice at its load. If it fails, choose again with a lower limit for it. Return
+    the options, the best first; these limits; and the result of the check."""
     limits: dict[Key, float] = {}
     traffic, slo = options.traffic, options.slo
     by_key = {(str(each.folder.path), each.row.id, each.target.batch, each.streams): each for each in candidates}
@@ -273,8 +278,8 @@ def _hold(served: Sequence[tuple[ServedNetwork, float]], candidates: Sequence[Se
         if each is None:
             return ranked, limits, {"state": "not checked: it is a pair, whose networks were measured one by one"}
         load = traffic.rate / best.machines
-        if why := _unchecked(each, load, here, options):
-            return ranked, limits, {"state": f"not checked: {why}"}
+        if reason := _unchecked(each, load, here, options):
+            return ranked, limits, {"state": f"not checked: {reason}"}
         seconds = max(options.check_seconds, FEWEST / load)
         with console.step(f"check {load:.4g} queries/s", seconds) as report:
             job = {**_job(each, options), "rate": load, "p99_ms": slo.p99_ms, "seconds": seconds,
@@ -294,7 +299,7 @@ def _hold(served: Sequence[tuple[ServedNetwork, float]], candidates: Sequence[Se
 
 
 def _unchecked(each: ServedRow, load: float, here: Host, options: ChooseOptions) -> str:
-    """Why LoadGen does not hold a choice to its service level; empty where it does."""
+    """Return the reason why LoadGen cannot check a choice against its service level; empty if it can."""
     if each.row.host != here.name:
         return f"it is of {each.row.host}, this is another machine"
     if options.check_seconds == 0:
@@ -334,7 +339,7 @@ def _write(options: ChooseOptions, ranked: Sequence[Option], checked: dict[str, 
 
 
 def _lines(ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[str]) -> list[str]:
-    """Return the lines to print: the choice, the next two, whether it was held to its level, what would change it."""
+    """Return the lines to print: the choice, the next two, the result of its check, and what would change it."""
     table = [["", "machines", "per million", "interval", "top-1", "p99", "of saturation", "host"]]
     table += [[each.served.said, str(each.machines), f"{each.per_million:.4g}",
                f"{each.per_million_low:.4g} to {each.per_million_high:.4g}", f"{each.served.top1:.1%}",

@@ -1,4 +1,4 @@
-"""The cheapest way to serve: machines and money of each network, deployment, batch and number of streams."""
+"""The cheapest way to serve: machines and money for each network, deployment, batch and number of streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = tuple[str, str, int, int]  # run, network, batch and streams
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Section `slo`, the service level: the most p99 in ms from a query to its answer, and the least top-1."""
+    """The section `slo`, the service level: the most p99 in ms from a query to its answer, and the least top-1."""
 
     p99_ms: float = option(above=0, high=1e7)
     top1: float = option(0.0, low=0, high=1)
@@ -25,14 +25,14 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Section `traffic`: queries a second, at the peak. They come independently of each other (Poisson)."""
+    """The section `traffic`: queries a second at the peak, which come independently of each other (Poisson)."""
 
     rate: float = option(above=0, high=1e9)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedNetwork:
-    """A network of a run, as a server with a load curve has it on a host."""
+    """A network of a run on a host, served as its load curve says."""
 
     run: str
     id: str
@@ -44,7 +44,7 @@ class ServedNetwork:
 
     @property
     def key(self) -> Key:
-        """Tells it from others."""
+        """The key that no other network has."""
         return self.run, self.id, self.curve.batch, self.curve.streams
 
     @property
@@ -57,8 +57,8 @@ class ServedNetwork:
 class Option:
     """The machines and the money that it takes to serve the traffic with one of the networks.
 
-    `capacity`: queries a second of one machine within the service level, `low` and `high` by the machine's own
-    restlessness. `p99_ms` is at the load that each of `machines` has at the peak. `per_million` images, in the prices'
+    `capacity`: queries a second of one machine within the service level; `low` and `high` allow for the drift of its
+    saturation. `p99_ms` is at the load of each of `machines` at the peak. `per_million` images, in the prices'
     currency.
     """
 
@@ -78,11 +78,11 @@ class Option:
 
 
 def weigh(served: ServedNetwork, traffic: Traffic, slo: Slo, price: float, most: float | None = None) -> Option | None:
-    """Machines and money for `served` at a `price` an hour; None where it does not keep the service level at the load
-    that its machines would have.
+    """Return machines and money for `served` at a `price` an hour; None if it does not keep the service level.
 
-    `most`: queries a second of one machine that LoadGen found too many; the capacity is less.
+    `most`: queries a second of one machine that LoadGen found too many; the capacity is at most so much.
     """
+    # 1. The load of one machine, and its range by the saturation before and after the runs.
     curve = served.curve
     capacity = curve.capacity(slo.p99_ms)
     if most is not None:
@@ -92,11 +92,13 @@ def weigh(served: ServedNetwork, traffic: Traffic, slo: Slo, price: float, most:
     low, high = (capacity * end(curve.saturation) / curve.most for end in (min, max))
     high = high if most is None else min(high, most)
     least, fewest, many = (max(1, math.ceil(traffic.rate / each - 1e-9)) for each in (capacity, high, low))
-    # A lower load may be answered later, as calls come after pauses: more machines, or none, where it is too late.
+    # 2. The fewest machines whose p99 is low enough at their load. A lower load may be answered later, as calls come
+    # after pauses: the numbers of machines for all measured loads are tried.
     more = (max(least, math.ceil(traffic.rate / run.rate - 1e-9)) for run in reversed(curve.runs))
     machines = next((n for n in (least, *more) if curve.p99_ms(traffic.rate / n) <= slo.p99_ms), None)
     if machines is None:
         return None
+    # 3. Money an hour, and for a million images at the peak's rate.
     many = max(machines, many)
     load, per_million = traffic.rate / machines, price / (traffic.rate * _SECONDS_AN_HOUR) * _A_MILLION
     return Option(served, capacity, low, high, machines, fewest, many, load / curve.most, curve.p99_ms(load),
@@ -105,9 +107,8 @@ def weigh(served: ServedNetwork, traffic: Traffic, slo: Slo, price: float, most:
 
 def choose(candidates: Sequence[tuple[ServedNetwork, float]], traffic: Traffic, slo: Slo,
            limits: Mapping[Key, float]) -> list[Option]:
-    """All that keep the service level, cheapest first, of equally cheap ones that with most room. `limits`: see
-    `weigh`, by key. BudgetError where none does, naming the nearest.
-    """
+    """Return all options that keep the service level, the cheapest first, and of equally cheap ones the one with most
+    capacity. `limits`: see `weigh`, by key. BudgetError, which names the nearest, if there is none."""
     options = [option for served, price in candidates
                if (option := weigh(served, traffic, slo, price, limits.get(served.key))) is not None]
     if not options:
@@ -121,22 +122,23 @@ def choose(candidates: Sequence[tuple[ServedNetwork, float]], traffic: Traffic, 
 
 def tell_changes(ranked: Sequence[Option], candidates: Sequence[tuple[ServedNetwork, float]], traffic: Traffic,
                  slo: Slo, limits: Mapping[Key, float]) -> list[str]:
-    """Sentences on how far the answer holds: to which rate, price and service level."""
+    """Return sentences on how far the answer holds: to which rate, price and service level."""
     best = ranked[0]
-    said = [f"up to {best.machines * best.capacity:.0f} queries/s at the peak {count(best.machines, 'machine')} will "
-            f"do (asked {traffic.rate:g})"]
+    notes = [f"up to {best.machines * best.capacity:.0f} queries/s at the peak {count(best.machines, 'machine')} will "
+             f"do (asked {traffic.rate:g})"]
     other = next((each for each in ranked[1:] if each.served.host != best.served.host), None)
     if other is not None:
-        said.append(f"{other.served.host} is cheaper below {best.per_hour / other.machines:.4g} per hour (now "
-                    f"{other.per_hour / other.machines:g})")
+        notes.append(f"{other.served.host} is cheaper below {best.per_hour / other.machines:.4g} per hour (now "
+                     f"{other.per_hour / other.machines:g})")
     for factor in (0.5, 0.75, 1.5, 2.0):
+        # A load that LoadGen found too high may be right for a looser level: limits count for stricter ones only.
         changed = replace(slo, p99_ms=slo.p99_ms * factor)
         try:
             first = choose(candidates, traffic, changed, limits if factor < 1 else {})[0]
         except BudgetError:
-            said.append(f"p99 of {changed.p99_ms:g} ms cannot be kept")
+            notes.append(f"p99 of {changed.p99_ms:g} ms cannot be kept")
             continue
         if first.served.key != best.served.key or first.machines != best.machines:
-            said.append(f"for a p99 of {changed.p99_ms:g} ms: {first.served.said}, {count(first.machines, 'machine')}, "
-                        f"{first.per_million:.3g} per million images")
-    return said
+            notes.append(f"for a p99 of {changed.p99_ms:g} ms: {first.served.said}, "
+                         f"{count(first.machines, 'machine')}, {first.per_million:.3g} per million images")
+    return notes

@@ -1,4 +1,4 @@
-"""Load curves: what p99 a deployment keeps at a load, as LoadGen measured it, on a line between measured loads."""
+"""Load curves: p99 of a deployment by load, as LoadGen measured it and on lines between the measured loads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RUN = {"rate": float, "served": float, "p50_ms": float, "p90_ms": float, "p99_m
 
 
 def _check_whole(data: Mapping[str, Any]) -> None:
-    """ValueError if parts are missing."""
+    """Raise ValueError if parts are missing or runs are not in order."""
     if len(data["saturation"]) != 2 or min(data["saturation"], default=0) <= 0:
         raise ValueError("saturation must be two numbers above 0")
     rates = [run["rate"] for run in data["runs"]]
@@ -31,13 +31,13 @@ CURVE = Document("hwnas-load", 2, "a load curve", "Remove it: hwnas choose measu
 
 @dataclass(frozen=True)
 class LoadCurve:
-    """One deployment of a network under load.
+    """A deployment of a network under load.
 
     Attributes:
         streams, batch: Calls at a time, and images of a call at most.
         saturation: Queries a second that it answers at most, before the runs and after them.
-        runs: LoadGen's, by rising rate. The first is at so low a load that calls come after pauses, as they do there.
-        fault: Why saturation is no number; empty if it is.
+        runs: LoadGen's, by rising rate. The first load is so low that calls come after pauses, as at lower loads.
+        fault: The reason why the saturation cannot be used; empty if it can.
     """
 
     streams: int
@@ -55,31 +55,31 @@ class LoadCurve:
 
     @property
     def most(self) -> float:
-        """Queries a second at saturation, the mean of both measurements."""
+        """The queries a second at saturation, the mean of both measurements."""
         return sum(self.saturation) / 2
 
     @property
     def drift(self) -> float:
-        """By what share saturation differed before and after the runs: what the machine's restlessness is worth."""
+        """The relative difference of the saturations before and after the runs: how restless the machine is."""
         return abs(self.saturation[0] - self.saturation[1]) / self.most
 
     @property
     def invalid(self) -> str:
-        """Why the curve cannot be used; empty if LoadGen called all runs VALID."""
+        """The reason why the curve cannot be used; empty if LoadGen called all runs VALID."""
         return self.fault or next((f"at {run.rate:.0f} queries/s: {run.reason}" for run in self.runs
                                    if not run.valid), "")
 
     def p99_ms(self, rate: float) -> float:
         """Return p99 at `rate` queries a second: as measured there, or on a line between the two runs around it.
 
-        The line is straight in the logarithm of p99. Below the first run its p99 is taken; above the last one it is
-        infinite, as nothing was measured there.
+        The line is straight in the logarithm of p99. Below the first run, p99 is that of the first run. Above the last
+        one it is infinite, as nothing was measured there.
         """
         rates, p99_ms = [run.rate for run in self.runs], [run.p99_ms for run in self.runs]
         return float("inf") if rate > rates[-1] else float(np.exp(np.interp(rate, rates, np.log(p99_ms))))
 
     def told_by(self, rate: float) -> str:
-        """Return what p99 at `rate` is by: a run of LoadGen there, a line between two, or the lowest run."""
+        """Return the source of p99 at `rate`: a run of LoadGen there, a line between two, or the lowest run."""
         rates = [run.rate for run in self.runs]
         if any(abs(each - rate) <= 1e-6 * rate for each in rates):
             return "measured"
@@ -91,7 +91,7 @@ class LoadCurve:
         within = [index for index, value in enumerate(values) if value <= p99_ms]
         if not within:
             return 0.0
-        last = within[-1]
+        last = within[-1]  # p99 may also fall with the load, so the highest load within the limit counts
         if last == len(rates) - 1:
             return rates[-1]
         logs = np.log(values[last : last + 2])
@@ -99,11 +99,12 @@ class LoadCurve:
 
 
 def add_curves(fast: LoadCurve, accurate: LoadCurve, share: float) -> LoadCurve:
-    """Return the curve of a machine that serves a pair, of whose queries a `share` goes on to `accurate`: arithmetic.
+    """Return the computed curve of a machine that serves a pair, of whose queries a `share` goes on to `accurate`.
 
-    A query takes its mean time of the machine. Its p99 is the worst case, both networks' p99 on a machine as busy.
+    A query occupies the machine for its mean time. Its p99 is the worst case: the sum of both networks' p99, each at
+    the same share of its saturation.
     """
-    def rate(first: float, second: float) -> float:
+    def rate(first: float, second: float) -> float:  # queries a second of both networks together
         return 1 / (1 / first + share / second)
 
     runs = [LoadFigures(rate(quick.rate, slow.rate), rate(quick.served, slow.served), quick.p50_ms + slow.p50_ms,

@@ -1,9 +1,9 @@
 """Load on a compiled network, made and judged by MLPerf's LoadGen: the task of a child process.
 
-A server of the plainest kind answers: one queue, a thread for each stream with an instance of its own, and each takes
-as many images as wait, up to the batch. LoadGen (https://github.com/mlcommons/inference) decides when a query is due,
-by a Poisson process (Server) or all at once (Offline), takes the time from then to the answer, and calls a run INVALID
-that was too short for what it says.
+The server is of the plainest kind. It has one queue, and a thread for each stream with its own instance of the network.
+Each thread takes as many images as wait, up to the batch. LoadGen (https://github.com/mlcommons/inference) decides when
+a query is due: by a Poisson process (Server) or all at once (Offline). It takes the time from then to the answer, and
+calls a run INVALID that was too short for its figures.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target, measuring_lock
 
-SHARES = (0.05, 0.25, 0.45, 0.65, 0.8, 0.9)  # of saturation: loads at which a curve is measured
-FEWEST = 1000  # queries of a run: LoadGen says nothing of p99 by fewer than some 700
+SHARES = (0.05, 0.25, 0.45, 0.65, 0.8, 0.9)  # of saturation: the loads at which a curve is measured
+FEWEST = 1000  # queries of a run: LoadGen gives no p99 for fewer than about 700
 IMAGES = 64  # different images in memory
-_FAR_MS = 60_000.0  # a limit that no measurement of a curve is held to
-_WARM_S = 1.0
-MOST_TIMES = 10  # as long as asked: a run that needs it for FEWEST queries
-_TRIES, _MORE = 5, 1.15  # of a run at saturation, and queries in it beside those that fill its time
-_SWITCH_S = 1e-4  # after which a thread of Python lets another go on: those of LoadGen and of the streams take turns
+_FAR_MS = 60_000.0  # a p99 that is no limit, for the runs of a curve
+_WARM_S = 1.0  # of a first run, which does not count
+MOST_TIMES = 10  # times as long as asked: the longest run, if FEWEST queries take so long
+_TRIES, _MORE = 5, 1.15  # tries to saturate for long enough, and factor by which each offers more queries
+_SWITCH_S = 1e-4  # after which Python changes threads: LoadGen's and the streams' take turns
 
 
 class Server:
-    """Answers queries from one queue, with an instance of the network for each stream."""
+    """A server that answers queries from one queue, with an instance of the network for each stream."""
 
     def __init__(self, calls: Sequence[Call], batch: int, shape: Sequence[int]) -> None:
         self._loadgen = import_loadgen()
         self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._images = noise(IMAGES, shape)
         self._batch = batch
-        self.fault: Exception | None = None  # the first of a call; queries after it are answered without one
+        self.fault: Exception | None = None  # the first error of a call; later queries are answered without a call
         self._threads = [threading.Thread(target=self._serve, args=(call,), daemon=True) for call in calls]
         for thread in self._threads:
             thread.start()
 
     def issue(self, samples: Sequence[Any]) -> None:
-        """LoadGen's call: queries that are due now."""
+        """Queue queries that are due now. LoadGen calls this."""
         for sample in samples:
             self._queue.put(sample.id)
 
     def close(self) -> None:
-        """End the threads, once the queue is empty."""
+        """End the threads, as soon as the queue is empty."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -73,8 +73,10 @@ class Server:
             first = self._queue.get()
             if first is None:
                 return
+            # LoadGen judges times alone: a call runs on its own images, and any bytes are an answer. The copies take
+            # the time in which a server puts the images of a batch together.
             ids = [first, *self._waiting()]
-            for index in range(len(ids)):  # a server copies the images of a batch together
+            for index in range(len(ids)):
                 space[index] = self._images[(count + index) % IMAGES]
             try:
                 if self.fault is None:
@@ -84,13 +86,13 @@ class Server:
             self._loadgen.QuerySamplesComplete([self._loadgen.QuerySampleResponse(each, pointer, 4) for each in ids])
 
     def _waiting(self) -> Iterator[int]:
-        """Queries that wait behind the first, as many as the batch has room for."""
+        """Yield the queries that wait behind the first, as many as the batch has room for."""
         for _ in range(self._batch - 1):
             try:
                 other = self._queue.get_nowait()
             except queue.Empty:
                 return
-            if other is None:
+            if other is None:  # it ends a thread: put back for the next round
                 self._queue.put(None)
                 return
             yield other
@@ -100,7 +102,7 @@ class Server:
 class LoadFigures:
     """The figures of a run by LoadGen: queries a second that were due and that were answered, and times to the answer.
 
-    A run that is not `valid` has a `reason`, and its figures stand for nothing.
+    A run that is not `valid` has a `reason`, and its figures mean nothing.
     """
 
     rate: float
@@ -113,7 +115,7 @@ class LoadFigures:
 
 
 def import_loadgen() -> Any:
-    """The module of LoadGen; TargetError with the command that installs it."""
+    """Import the module of LoadGen; TargetError with the command that installs it."""
     try:
         import mlperf_loadgen
     except ImportError:
@@ -124,8 +126,8 @@ def import_loadgen() -> Any:
 
 def offer(server: Server, folder: Path, seconds: float, *, rate: float | None = None, expected: float = 100.0,
           p99_ms: float = _FAR_MS, seed: int = 0) -> LoadFigures:
-    """Let LoadGen ask for `seconds`: at a Poisson `rate` a second (Server), or, without one, all at once (Offline), as
-    many as would take so long at the `expected` rate. A run that does not keep `p99_ms` is INVALID."""
+    """Let LoadGen send queries for `seconds`: at a Poisson `rate` a second (Server), or, without one, all at once
+    (Offline). Offline it sends as many as take so long at the `expected` rate. A run over `p99_ms` is INVALID."""
     loadgen = import_loadgen()
     settings = loadgen.TestSettings()
     settings.mode = loadgen.TestMode.PerformanceOnly
@@ -153,22 +155,22 @@ def offer(server: Server, folder: Path, seconds: float, *, rate: float | None = 
 
 
 def read_summary(text: str, rate: float | None) -> LoadFigures:
-    """LoadGen's `mlperf_log_summary.txt`, of a run at `rate`, or of one Offline."""
-    known = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
-    served = float(known.get("Samples per second") or known.get("Completed samples per second") or "nan")
-    valid = known.get("Result is") == "VALID"
-    unmet = [key.removesuffix(" satisfied") for key, value in known.items() if key.endswith("satisfied")
+    """Read LoadGen's `mlperf_log_summary.txt` of a run at `rate`, or of a run Offline if `rate` is None."""
+    entries = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    served = float(entries.get("Samples per second") or entries.get("Completed samples per second") or "nan")
+    valid = entries.get("Result is") == "VALID"
+    unmet = [key.removesuffix(" satisfied") for key, value in entries.items() if key.endswith("satisfied")
              and value == "NO"]
     advice = re.findall(r"^ \* (.+)$", text, re.MULTILINE)
-    p50, p90, p99 = (float(known.get(f"{each} percentile latency (ns)", "nan")) / 1e6
+    p50, p90, p99 = (float(entries.get(f"{each} percentile latency (ns)", "nan")) / 1e6
                      for each in ("50.00", "90.00", "99.00"))
     return LoadFigures(served if rate is None else rate, served, p50, p90, p99, valid,
                        "" if valid else f"not met: {', '.join(unmet).lower()} ({' '.join(advice)})")
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
-    """Measure the network of `job` on `target`, whose batch is the server's: see `measure_curve` and, where the job has
-    a `rate`, one run at it, held to `p99_ms`. Plain values."""
+    """Measure the network of `job` on `target`, whose batch is the server's; return plain values. A job with a `rate`
+    is one run at it, checked against `p99_ms`. A job without one is `measure_curve`."""
     path, label = job["path"], job["label"]
     _, shape = read_checked(path, runtime, job["memory_mb"], label)
     network = LoadedModel(runtime, Path(path), label, shape, job["memory_mb"])
@@ -181,9 +183,10 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
         if job.get("rate"):
             offer(server, Path(folder), _WARM_S)
             progress(0.1, f"{job['rate']:.0f} queries/s for {job['seconds']:.0f} s")
-            kept = offer(server, Path(folder), job["seconds"], rate=job["rate"], p99_ms=job["p99_ms"], seed=job["seed"])
+            figures = offer(server, Path(folder), job["seconds"], rate=job["rate"], p99_ms=job["p99_ms"],
+                            seed=job["seed"])
             server.close()
-            return asdict(kept)
+            return asdict(figures)
         return measure_curve(server, job["seconds"], Path(folder), progress, job["seed"])
 
 
@@ -204,8 +207,8 @@ def measure_curve(server: Server, seconds: float, folder: Path, progress: Progre
         Plain values of `hwnas.choose.curve.LoadCurve`.
     """
     def saturate(long: float, expected: float) -> LoadFigures:
-        """All at once, until a run was as long as asked: how much that takes is known by then."""
-        for tries in range(1, _TRIES + 1):  # a machine that others leave meanwhile takes more each time
+        """Offer all queries at once, more each time, until they lasted as long as asked."""
+        for tries in range(1, _TRIES + 1):  # the machine answers more each time while other processes leave it
             full = offer(server, folder, long, expected=_MORE**tries * expected)
             expected = full.served
             if full.valid:
@@ -213,7 +216,7 @@ def measure_curve(server: Server, seconds: float, folder: Path, progress: Progre
         return full
 
     progress(0.0, "as much as it takes")
-    full = saturate(seconds, saturate(_WARM_S, 100.0).served)
+    full = saturate(seconds, saturate(_WARM_S, 100.0).served)  # a short run says how many queries the long one takes
     runs = []
     for index, share in enumerate(SHARES, 1):
         progress(index / (len(SHARES) + 2), f"{share:.0%} of {full.served:.0f} queries/s")

@@ -1,1 +1,1 @@
-"""Deployment runtimes: a file compiled for a target, run, and asked what it executed."""
+"""Deployment runtimes: they compile a file for a target, run it and report what was executed."""

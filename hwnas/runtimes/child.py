@@ -1,6 +1,6 @@
-"""Work on a model file that came from elsewhere in a child process, so that a crash is a failed candidate and no more.
+"""Work on a foreign model file in a child process, so that a crash is a failed candidate and no more.
 
-A task is a module that calls `serve` when it is run; `run_child` starts one and hears it: one line of JSON a message.
+A task is a module that calls `serve` when it is run. `run_child` starts it and reads its messages, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ if TYPE_CHECKING:
 
 Progress = Callable[[float, str], None]
 Task = Callable[[Mapping[str, Any], Target, "Runtime", Progress], Any]
-WAITING = "waiting"  # a note that begins so reports another process's work: the time-out does not run then
-# Seconds of compiling and running once, on a CPU and on what else there is, which may time the kernels of every node.
+WAITING = "waiting"  # a note with this beginning reports that another process measures: the time-out is off
+# Seconds to compile and run once, on a CPU and on another device, which may try out the kernels of every node.
 _PROBED_S, _PROBED_ELSEWHERE_S = 60.0, 900.0
 
 
 def probe_model(path: str | os.PathLike[str], target: Target, memory_mb: int = 2048, look: bool = False) -> None:
-    """Check `path`, compile it for `target` and run it once in a child process. To `look` at it, what falls back to
-    another precision is no error.
+    """Check `path`, compile it for `target` and run it once in a child process. With `look`, no fallback is an error.
 
-    `memory_mb` bounds what the child may allocate beyond the runtime's own libraries (Linux; elsewhere only the time
-    is bounded). CandidateError says why it failed: refused, crashed, out of memory, timed out. TargetError as
-    `Runtime.check`.
+    `memory_mb` bounds what the child may allocate beyond the runtime's own libraries (CPU targets on Linux; otherwise
+    only the time is bounded). CandidateError says why it failed: refused, crashed, out of memory, timed out.
+    TargetError as `Runtime.check`.
     """
     try:
         run_child("hwnas.runtimes.child", {"path": os.fspath(path), "look": look}, target, memory_mb=memory_mb,
@@ -57,16 +56,17 @@ def probe_model(path: str | os.PathLike[str], target: Target, memory_mb: int = 2
 
 def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s: float, memory_mb: int,
               progress: Progress | None = None) -> Any:
-    """The result of the task `module` on `job`: plain values, with the model's `path` and what to call it (`label`).
+    """Return the result of the task `module` on `job`: plain values, with the model's `path` and perhaps its `label`.
 
-    `timeout_s` is the longest silence: every progress message starts it anew. The task's own errors are raised here;
-    CandidateError when it crashed, hung or ran out of memory.
+    `timeout_s` is the longest silence: every progress message starts it anew. The task's own errors are raised here,
+    ModelError for its MemoryError. CandidateError if it crashed or was silent for longer.
     """
     label = job.get("label", job["path"])
     full = {**job, "target": asdict(target), "memory_mb": memory_mb}
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
-        process = start(module, [json.dumps(full)], stdout=subprocess.PIPE, stderr=said, text=True, errors="replace",
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = start(module, [json.dumps(full)], stdout=subprocess.PIPE, stderr=log, text=True, errors="replace",
                         start_new_session=True)
+        # A thread reads the pipe: waiting for a queue can time out, waiting for a pipe cannot.
         lines: queue.Queue[str] = queue.Queue()
         reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
         reader.start()
@@ -85,11 +85,11 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
             return answer["result"]
         if "error" in answer:
             raise error_class(answer["error"])(answer["message"])
-        raise CandidateError(f"{job['path']}: {target.runtime} crashed: {last_words(process.returncode, said)}.")
+        raise CandidateError(f"{job['path']}: {target.runtime} crashed: {last_words(process.returncode, log)}.")
 
 
 def error_class(name: str) -> type[HwnasError]:
-    """The error called `name`; its base where it is made of more than a message."""
+    """Return the error class called `name`, or its first base that takes a message only; UserError if there is none."""
     kind = getattr(errors, name, None)
     if not isinstance(kind, type) or not issubclass(kind, HwnasError):
         return errors.UserError
@@ -105,13 +105,13 @@ def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
 
 def listen(lines: queue.Queue[Any], timeout_s: float, progress: Progress | None,
            load: Callable[[Any], Any] = json.loads) -> dict[str, Any]:
-    """The other side's last message; `progress` hears the others. Nothing where it has ended.
+    """Return the other side's last message, or {} if it ended without one. `progress` is called with the others.
 
     Args:
-        lines: What it says, line by line, and an empty one at its end.
+        lines: Its messages, line by line, and an empty line at its end.
         timeout_s: The longest silence.
-        progress: Hears shares and notes.
-        load: Reads a line; ValueError where it is torn.
+        progress: Called with each share and note.
+        load: Reads a line; ValueError if it is torn.
 
     Raises:
         queue.Empty: It was silent for longer.
@@ -132,11 +132,11 @@ def listen(lines: queue.Queue[Any], timeout_s: float, progress: Progress | None,
 
 @contextlib.contextmanager
 def limited_memory(megabytes: int) -> Iterator[None]:
-    """Inside, this process may allocate `megabytes` more than it has now; it writes no core file."""
+    """Let this process allocate `megabytes` more than it has now, in the block. It writes no core file from then on."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     earlier = resource.getrlimit(resource.RLIMIT_DATA)
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text()  # Linux only: elsewhere there is no limit
         now_kb = int(next(line for line in status.splitlines() if line.startswith("VmData:")).split()[1])
         resource.setrlimit(resource.RLIMIT_DATA, ((now_kb << 10) + (megabytes << 20), earlier[1]))
     try:
@@ -146,7 +146,7 @@ def limited_memory(megabytes: int) -> Iterator[None]:
 
 
 def serve(task: Task) -> int:
-    """The child's side: run `task` on the job in the command line; its result or error is the last message."""
+    """Run `task` on the job of the command line, in the child. The last message is its result or error."""
     job = json.loads(sys.argv[1])
     messages = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to stdout
@@ -159,17 +159,17 @@ def serve(task: Task) -> int:
         target = Target(**job["target"])
         runtime = load_runtime(target.runtime)
         runtime.check(target)
-        import_module("onnx")  # and ONNX Runtime: before the limit, which is for what the model takes
+        import_module("onnx")  # and ONNX Runtime, before the limit, which is for the model alone
         import_onnxruntime()
-        # CUDA reserves far more address space than it uses
+        # CUDA reserves far more address space than it uses, so that the limit is for CPUs only.
         with limited_memory(job["memory_mb"]) if target.device == "cpu" else contextlib.nullcontext():
             send(result=task(job, target, runtime, lambda share, note: send(share=share, note=note)))
     except HwnasError as error:
         send(error=type(error).__name__, message=str(error))
     except OSError as error:
-        if (told := no_space(error)) is None:
+        if (disk_full := no_space(error)) is None:
             raise
-        send(error="UserError", message=str(told))
+        send(error="UserError", message=str(disk_full))
     except MemoryError:
         label = job.get("label", job["path"])
         send(error="ModelError", message=f"{label}: out of memory; the limit is {job['memory_mb']} MiB.")

@@ -1,4 +1,4 @@
-"""Classifier: a deployed file and what it says of itself, from pictures to answers."""
+"""A classifier: a deployed file, with what its metadata say, which turns pictures into answers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Compiled
 
 _CHUNK = 256  # images in memory
-_ANSWERS = "predict"  # target of a file that was made for another runtime: only its answers count, not its precision
+_ANSWERS = "predict"  # target for a file of any runtime: only its answers count, and no fallback is an error
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A network's file, and what its metadata say: how an image is prepared, normalised and called."""
+    """A network's file and its metadata: how images are prepared and normalised, and the names of the classes."""
 
     path: Path
     preparation: Preparation
@@ -43,14 +43,16 @@ class ModelFile:
 
     @classmethod
     def read(cls, path: Path, target: Target, memory_mb: int = 2048) -> ModelFile:
-        """Once a child process with limited memory has run the file for `target`. ModelError when that fails, or hwnas
-        did not export it; TargetError as `Runtime.check`."""
+        """Read a file after a child process with limited memory has run it for `target`. ModelError if that fails or if
+        hwnas did not export it; TargetError as `Runtime.check`."""
+        # 1. Run it in a child process, which may crash in place of this one.
         runtime = load_runtime(target.runtime)
         runtime.check(target)
         try:
             probe_model(path, target, memory_mb=memory_mb, look=target.name == _ANSWERS)
         except CandidateError as error:
             raise ModelError(str(error)) from None
+        # 2. Read how to prepare an image. The input must fit the last of the preparation's sizes.
         model = read_model(path, runtime)
         about = model.metadata
         try:
@@ -68,16 +70,16 @@ class ModelFile:
 
 
 def deployed_file(model: Path, precision: str = "int8", target: Target | None = None) -> Path:
-    """The file that `model`, a model folder, deploys: int8 where that is asked for and there, and in the format of the
-    `target`'s runtime where it has one. A file is itself.
+    """Return the file that the model folder `model` deploys; if `model` is a file, return it.
 
-    ConfigError where there is none, StudyError when it is not the one that was made.
+    It is the int8 file if `precision` asks for it and it was made, in the format of the `target`'s runtime if there is
+    one. ConfigError if there is no file, StudyError if it is not the file that was made.
     """
     if not model.is_dir():
         return model
     folder, manifest = ModelFolder(model), Manifest.find(model)
-    made = folder.int8.is_file() or (manifest is not None and folder.int8.name in manifest.files)
-    path = folder.int8 if made and precision == "int8" else folder.onnx
+    has_int8 = folder.int8.is_file() or (manifest is not None and folder.int8.name in manifest.files)
+    path = folder.int8 if has_int8 and precision == "int8" else folder.onnx
     if target is not None and (own := deployed_of(path, target.runtime)).is_file():
         path = own
     if not path.is_file() and (manifest is None or path.name not in manifest.files):
@@ -89,9 +91,9 @@ def deployed_file(model: Path, precision: str = "int8", target: Target | None = 
 
 
 def target_of(path: Path) -> Target:
-    """ONNX Runtime on every core, in the precision of a file. Its bytes are searched, and nothing of it is parsed."""
+    """Return ONNX Runtime on every core in the precision of a file, whose bytes are searched and not parsed."""
     is_int8 = False
-    with (contextlib.suppress(OSError, ValueError),  # whoever reads it says why it cannot be read
+    with (contextlib.suppress(OSError, ValueError),  # the reader of the file says why it cannot be read
           open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content):
         is_int8 = content.find(b"DequantizeLinear") >= 0
     return Target(_ANSWERS, "onnxruntime", "int8" if is_int8 else "fp32", threads=0, batch=64)
@@ -106,7 +108,7 @@ class Classifier:
 
     @classmethod
     def compile(cls, file: ModelFile, target: Target) -> Classifier:
-        """CandidateError when the runtime cannot compile the file."""
+        """Compile the file for `target`; CandidateError if the runtime cannot."""
         runtime = load_runtime(target.runtime)
         compiled = inspected(runtime, file.path, target) if target.name == _ANSWERS else runtime.compile(
             file.path, target)
@@ -114,46 +116,47 @@ class Classifier:
 
     def answers(self, sources: Sequence[Source], skip: bool = False, report: Callable[[int], None] | None = None
                 ) -> Iterator[list[Answer] | None]:
-        """The answers to each image: one class, or all objects in it. One that cannot be decoded is DataError, or with
-        `skip` None.
+        """Yield the answers to each image: one class, or all objects in it.
 
-        `report` is told how many are done.
+        An unreadable image raises DataError, or yields None with `skip`. `report` gets the number of images that are
+        done.
         """
         preparation = self.file.preparation
         options = DatasetOptions("images", channels=preparation.channels, skip_unreadable=skip,
                                  levels=preparation.levels or ALL_16_BITS, upright=preparation.upright)
         decoder = Decoder({"images": sources}, preparation.channels, options, refuses_dark=preparation.levels is None,
                           whole=preparation.whole)
-        first, *later = preparation.sizes
+        first, *later = preparation.sizes  # images are decoded at the first size, and resized through the others
         task, n_classes = load_task(self.file.task), len(self.file.classes)
         for start in range(0, len(sources), _CHUNK):
             rows = np.arange(start, min(start + _CHUNK, len(sources)))
-            (images, kept), = decoder([("images", rows)], first, None)
+            (images, readable), = decoder([("images", rows)], first, None)
             for size in later:
                 images = resize(images, size)
-            told: Iterator[list[Answer]] = iter(())
+            batch_answers: Iterator[list[Answer]] = iter(())
             if len(images):
                 outputs = self.compiled.logits(normalise(images, self.file.mean, self.file.std))
                 if outputs.shape[1] != task.n_outputs(n_classes):
                     raise ModelError(f"{self.file.path} has {n_classes} names for answers of shape "
                                      f"{list(outputs.shape[1:])}. Give the command that made it again.")
-                told = iter(task.tell(outputs, self.file.classes))
-            for there in kept:
-                yield next(told) if there else None
+                batch_answers = iter(task.tell(outputs, self.file.classes))
+            for is_readable in readable:
+                yield next(batch_answers) if is_readable else None
             if report is not None:
                 report(int(rows[-1]) + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """Two classifiers: images of which `fast` is less confident than `threshold` go on to `accurate`."""
+    """Two classifiers. Images of which `fast` is less confident than `threshold` go on to `accurate`."""
 
     fast: Classifier
     accurate: Classifier
     threshold: float
 
     def __post_init__(self) -> None:
-        """ConfigError unless both know the same classes; they may take images of different sizes."""
+        """Raise ConfigError unless both know the same classes and their task has confidences. Image sizes may
+        differ."""
         files = self.fast.file, self.accurate.file
         if files[0].classes != files[1].classes:
             raise ConfigError(f"{files[0].path} and {files[1].path} know different classes. Give two networks of one "
@@ -164,7 +167,7 @@ class Cascade:
 
     def answers(self, sources: Sequence[Source], skip: bool = False, report: Callable[[int], None] | None = None
                 ) -> Iterator[list[Answer] | None]:
-        """As `Classifier.answers`; each network is given the images as it takes them."""
+        """Yield the answers as `Classifier.answers`. Each network gets the images as it takes them."""
         for start in range(0, len(sources), _CHUNK):
             chunk = sources[start : start + _CHUNK]
             answers = [*self.fast.answers(chunk, skip)]

@@ -1,7 +1,6 @@
-"""Model files that came from elsewhere: what is checked before any runtime sees one, and the input that it takes.
+"""Foreign model files: the checks before any runtime reads one, and the input that its network takes.
 
-Reading is done with a memory limit, in a child process (`hwnas.runtimes.child`): a small file can describe a huge
-network.
+A small file can describe a huge network: it is read in a child process with limited memory (`hwnas.runtimes.child`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True)
 class ParsedModel:
-    """The content that was read of a file: its input, what it says of itself, and the network if it is an ONNX file."""
+    """The content of a file: its input, its metadata, and the network if it is an ONNX file."""
 
     input: ModelInput
     metadata: Mapping[str, str]
@@ -50,8 +49,8 @@ class ParsedModel:
 
 
 def read_model(path: str | os.PathLike[str], runtime: Runtime, label: str = "") -> ParsedModel:
-    """Read a file for `runtime`: ONNX, or the runtime's own format. ModelError, which calls it `label`, as by
-    `load_checked` and `input_of`, and for a file of another format."""
+    """Read a file for `runtime`: ONNX, or the runtime's own format. ModelError as by `load_checked` and `input_of`, and
+    for a file of another format. Only `load_checked` does not call the file `label` in messages."""
     where = label or os.fspath(path)
     if not is_tflite(path):
         proto = load_checked(path)
@@ -61,22 +60,22 @@ def read_model(path: str | os.PathLike[str], runtime: Runtime, label: str = "") 
                          "target=edge_int8.")
     written = read_tflite(path)
     _, *axes = written.shape
-    image = axes[-1:] + axes[:-1]  # it has channels last
+    image = axes[-1:] + axes[:-1]  # the file has channels last, [h, w, c]
     return ParsedModel(ModelInput(written.name, (None, *image)), written.metadata)  # an interpreter sets the batch
 
 
 def read_checked(path: str | os.PathLike[str], runtime: Runtime, memory_mb: int, label: str = "", *,
                  batches: Sequence[int] = (), channels: int | None = None, image_size: int | None = None
                  ) -> tuple[ParsedModel, tuple[int, ...]]:
-    """The network of a file, and the shape of one image for it, as `sized` has it; ModelError, which calls it `label`,
-    where it cannot be run as asked."""
+    """Return the network of a file, and the shape of one image for it as by `sized`. ModelError, as by `check_path`,
+    `read_model` and `sized`, if it cannot be run as asked."""
     check_path(path, memory_mb)
     model = read_model(path, runtime, label)
     return model, sized(model.input, label or os.fspath(path), channels, image_size, batches)
 
 
 def check_path(path: str | os.PathLike[str], memory_mb: int) -> None:
-    """ModelError unless `path` is a readable file that can be a network and fits into the memory allowed for it."""
+    """Raise ModelError unless `path` is a readable file with content that fits into the memory allowed for it."""
     where = os.fspath(path)
     try:
         status = os.stat(path)
@@ -98,9 +97,9 @@ def check_path(path: str | os.PathLike[str], memory_mb: int) -> None:
 
 
 def load_checked(path: str | os.PathLike[str]) -> ModelProto:
-    """The network without its external data, which is looked for but not read.
+    """Return the network without its external data, which must exist but is not read.
 
-    ModelError when the file is not whole ONNX, refers to data outside its folder, or is made to blow up.
+    ModelError if the file is not whole ONNX, refers to data outside its folder, or would expand to a huge network.
     """
     where = os.fspath(path)
     try:
@@ -126,19 +125,18 @@ def load_checked(path: str | os.PathLike[str]) -> ModelProto:
 
 
 def _check_external(location: str, folder: Path, where: str) -> None:
-    """External data must be files in the model's folder, after links are followed: else a model could read out other
-    files."""
-    plain = not os.path.isabs(location) and ".." not in re.split(r"[/\\]", location)
+    """Raise ModelError unless external data is a file in the model's folder, links followed: no other may be read."""
+    is_plain = not os.path.isabs(location) and ".." not in re.split(r"[/\\]", location)
     inside = folder.resolve()
     try:
-        within = plain and (inside / location).resolve().is_relative_to(inside)
-        there = (inside / location).is_file()
+        within = is_plain and (inside / location).resolve().is_relative_to(inside)
+        exists = (inside / location).is_file()
     except (OSError, ValueError):  # a name that no file can have
-        within, there = False, False
+        within, exists = False, False
     if not location or not within:
         raise ModelError(f"{where} refers to external data outside its folder ({location[:200] or 'no name'!r}); it "
                          "is refused. Put the data beside the model and save it with a relative location.")
-    if not there:
+    if not exists:
         raise ModelError(f"{where} needs its external data {location!r} beside it, and there is no such file.")
 
 
@@ -153,7 +151,7 @@ def _graphs(proto: ModelProto) -> list[Any]:
 
 
 def _nodes(nodes: Sequence[NodeProto]) -> Iterator[tuple[NodeProto, int]]:
-    """Every node of a graph and of the graphs inside it, with its depth; walks without recursion."""
+    """Yield every node of a graph and of the graphs inside it, with its depth. It works without recursion."""
     waiting = [(nodes, 0)]
     while waiting:
         part, depth = waiting.pop()
@@ -165,7 +163,7 @@ def _nodes(nodes: Sequence[NodeProto]) -> Iterator[tuple[NodeProto, int]]:
 
 
 def _tensors(proto: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of a file: weights of graphs at any depth, values in attributes, those of local functions too."""
+    """Yield every tensor of a file: weights of graphs at any depth, values in attributes, in local functions too."""
     for graph in _graphs(proto):
         yield from _weights(graph)
     for nodes in [*(graph.node for graph in _graphs(proto)), *(function.node for function in proto.functions)]:
@@ -185,8 +183,9 @@ def _weights(graph: Any) -> Iterator[TensorProto]:
 
 
 def _check_size(proto: ModelProto, where: str) -> None:
-    """Bound what a runtime would expand: nested graphs, and local functions written out at every call."""
+    """Raise ModelError for graphs nested too deeply, and for local functions that expand to too many nodes or calls."""
     bodies = {_key(function.domain, function.name, function): function.node for function in proto.functions}
+    # 1. Count the nodes and list the calls of each local function, and of the main graph (the key of empty names).
     own: dict[_Key, int] = {}
     calls: dict[_Key, list[_Key]] = {}
     for key, nodes in [*bodies.items(), (("", "", ""), [node for graph in _graphs(proto) for node in graph.node])]:
@@ -198,6 +197,7 @@ def _check_size(proto: ModelProto, where: str) -> None:
             callee = _key(node.domain, node.op_type, node)
             if callee in bodies:
                 calls[key].append(callee)
+    # 2. Sum up, callees first, without writing anything out.
     try:
         order = list(graphlib.TopologicalSorter(calls).static_order())
     except graphlib.CycleError as error:
@@ -218,7 +218,7 @@ def _key(domain: str, name: str, owner: Any) -> _Key:
 
 
 def input_of(proto: ModelProto, where: str) -> ModelInput:
-    """The network's input. ModelError unless it is exactly one float32 tensor with a batch axis."""
+    """Return the network's input; ModelError unless it is exactly one float32 tensor with a batch axis."""
     weights = {weight.name for weight in proto.graph.initializer}
     inputs = [value for value in proto.graph.input if value.name not in weights]
     if len(inputs) != 1:
@@ -229,8 +229,8 @@ def input_of(proto: ModelProto, where: str) -> ModelInput:
     if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         raise ModelError(f"{where}: input {inputs[0].name!r} is not a tensor with known axes. Export it with a shape.")
     if kind.tensor_type.elem_type != onnx.TensorProto.FLOAT:
-        known = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
-        name = known.get(kind.tensor_type.elem_type, "an unknown type")
+        type_names = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+        name = type_names.get(kind.tensor_type.elem_type, "an unknown type")
         raise ModelError(f"{where}: input {inputs[0].name!r} takes {name}, and hwnas runs networks on float32 "
                          "images. Give one with a float32 input: of hwnas export format=uint8 the file that it took.")
     shape = tuple(axis.dim_value if axis.dim_value > 0 else None for axis in kind.tensor_type.shape.dim)
@@ -242,28 +242,28 @@ def input_of(proto: ModelProto, where: str) -> ModelInput:
 
 def sized(model_input: ModelInput, where: str, channels: int | None, image_size: int | None,
           batches: Sequence[int] = ()) -> tuple[int, ...]:
-    """Axes of one image [c, h, w] (or [h, w, c], or as the network has them), all fixed.
+    """Return the axes of one image [c, h, w] (or [h, w, c], or as the network has them), all fixed.
 
-    Open axes are taken from `channels` and `image_size`. ModelError when one stays open, or a fixed one differs; so too
-    when the batch axis is fixed and one of `batches` is another number.
+    Open axes are taken from `channels` and `image_size`. ModelError if one stays open or a fixed one differs, and if
+    the batch axis is fixed to another number than one of `batches`.
     """
     batch, *shape = model_input.shape
     if (other := next((each for each in batches if batch not in (None, each)), None)) is not None:
         raise ModelError(f"{where}: the batch axis of input {model_input.name!r} is fixed to {batch}; batch={other} "
                          f"cannot be run. Give batch={batch}, or export it with a dynamic batch axis.")
-    last = len(shape) == 3 and shape[2] in _IMAGE_CHANNELS and shape[0] not in _IMAGE_CHANNELS
+    channels_last = len(shape) == 3 and shape[2] in _IMAGE_CHANNELS and shape[0] not in _IMAGE_CHANNELS
     keys: dict[int, tuple[str, int | None]] = {}
     if len(shape) == 3:
-        square, channel = ((0, 1), 2) if last else ((1, 2), 0)
+        square, channel = ((0, 1), 2) if channels_last else ((1, 2), 0)
         keys = {channel: ("channels", channels), **dict.fromkeys(square, ("image_size", image_size))}
     full = []
     for axis, size in enumerate(shape):
-        key, wanted = keys.get(axis, ("", None))
-        if size is None and wanted is None:
+        key, asked_size = keys.get(axis, ("", None))
+        if size is None and asked_size is None:
             how = f"Add {key}=N" if key else "Export it with that axis fixed"
             raise ModelError(f"{where}: axis {axis + 1} of input {model_input.name!r} has no fixed size. {how}.")
-        if None not in (size, wanted) and size != wanted:
+        if None not in (size, asked_size) and size != asked_size:
             raise ModelError(f"{where}: axis {axis + 1} of input {model_input.name!r} is fixed to {size}, but "
-                             f"{key}={wanted}. Leave {key} out, or export it again.")
-        full.append(int(size or wanted or 0))
+                             f"{key}={asked_size}. Leave {key} out, or export it again.")
+        full.append(int(size or asked_size or 0))
     return tuple(full)

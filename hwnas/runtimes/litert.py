@@ -1,8 +1,7 @@
-"""LiteRT on the CPU, once TensorFlow Lite: the runtime of phones and small boards. Its XNNPACK delegate runs what it
-can.
+"""LiteRT on the CPU, formerly TensorFlow Lite: the runtime of phones and small boards. XNNPACK runs the nodes it can.
 
-A network is written as a .tflite file first (hwnas/networks/litert). An interpreter holds one input: each bound call
-has its own.
+A network is written as a .tflite file first (hwnas/networks/litert). An interpreter holds one input, so that each bound
+call has its own interpreter.
 """
 
 from __future__ import annotations
@@ -69,29 +68,29 @@ class LiteRtRuntime:
         import ai_edge_litert.interpreter  # noqa: F401  before a child limits its memory
 
     def write(self, onnx_path: str | os.PathLike[str], target: Target) -> bytes:
-        """The .tflite file of an ONNX network for the target's batch; FileError names what it cannot say."""
+        """Return the .tflite file of an ONNX network for the target's batch; FileError names what it cannot express."""
         self.check(target)
         return write_tflite(onnx_path, target.batch)
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> LiteRtCompiled:
-        """As the protocol has it; the file may be a .tflite file that hwnas wrote, too. If `refuse`, what falls back is
-        an error."""
+        """Compile as the protocol says, .tflite files of hwnas too. A fallback is an error only with `refuse`."""
         self.check(target)
         if is_tflite(onnx_path):
             content, meant = Path(onnx_path).read_bytes(), None
         else:
             meant = quantised_in_file(onnx_path)
             content = write_tflite(onnx_path, target.batch)
+        # Read back what was made of it. A .tflite file holds no pairs: there, int8 weights say what was meant for int8.
         interpreter = _Interpreter(onnx_path, content, target)
         weighted = [node for node in interpreter.nodes if node["op_name"] in _WEIGHTED]
         executed = Counter(map(_precision, weighted))
-        stored = sum(np.dtype(node["operand_types"][1]) == np.int8 for node in weighted)  # by their weights
-        execution = judge(onnx_path, target, executed, stored if meant is None else meant, refuse)
+        int8_weights = sum(np.dtype(node["operand_types"][1]) == np.int8 for node in weighted)
+        execution = judge(onnx_path, target, executed, int8_weights if meant is None else meant, refuse)
         outside = Counter(node["op_name"] for node in _outside(interpreter.nodes))
         return LiteRtCompiled(interpreter, replace(execution, outside=dict(sorted(outside.items()))))
 
     def usage(self, file: str, target: Target) -> str:
-        """The code that a card shows."""
+        """Return the code that a card shows."""
         return ("import numpy as np\n"
                 "from ai_edge_litert.interpreter import Interpreter\n"
                 f'interpreter = Interpreter("{file}", num_threads={threads_of(target)})  # as measured\n'
@@ -109,7 +108,7 @@ def _check_installed(who: str) -> None:
 
 
 class _Interpreter:
-    """A network in an interpreter of its own, its tensors allocated for the target's batch."""
+    """A network in its own interpreter, whose tensors are allocated for the target's batch."""
 
     def __init__(self, path: str | os.PathLike[str], content: bytes, target: Target) -> None:
         self.path, self.content, self.target = path, content, target
@@ -145,34 +144,33 @@ _announcements: list[str] = []
 
 @contextlib.contextmanager
 def _announced() -> Iterator[None]:
-    """Inside, LiteRT may say once that it made its delegate, which it prints to the process's stderr; later lines
-    are shown."""
+    """Hide stderr in the first block that succeeds, as LiteRT says there, once, that it made its delegate."""
     if _announcements:
         yield
         return
-    kept = os.dup(2)
+    stderr = os.dup(2)
     silent = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(silent, 2)
         yield
         _announcements.append("made")
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(silent)
 
 
 def _precision(node: dict[str, Any]) -> str:
-    """Return what a node computes in: convolutions and matrix products by what they read, others by what they write.
-    Empty for types that are none of a target's."""
+    """Return the precision in which a node computes: that of the first input of convolutions and matrix products, and
+    of the first output of other nodes. Empty for a type that no target has."""
     kind = node["operand_types" if node["op_name"] in _WEIGHTED else "result_types"][0]
     return _TYPES.get(np.dtype(kind).name, "")
 
 
 def _outside(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The nodes that no delegate runs. A delegate names what it reads and writes; the nodes between are its own."""
+    """Return the nodes that no delegate runs. A delegate names its inputs and outputs; it runs all between."""
     made_by = {int(tensor): node for node in nodes if node["op_name"] != _DELEGATE for tensor in node["outputs"]}
-    inside: set[int] = set()
+    inside: set[int] = set()  # found backwards from a delegate's outputs, up to its inputs
     for delegate in (node for node in nodes if node["op_name"] == _DELEGATE):
         read, waiting = {int(tensor) for tensor in delegate["inputs"]}, [int(tensor) for tensor in delegate["outputs"]]
         while waiting:
@@ -207,22 +205,22 @@ class LiteRtCompiled:
         return run_in_batches(run, images, self.interpreter.target.batch)
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
-        """As the protocol has it. LiteRT tells no times from Python: each operator is timed in an interpreter of its
-        own, on zeros, over the quickest three quarters of `repeats`. Its precision and the origin of its kernel are
-        read off the whole network."""
+        """Profile as the protocol says. LiteRT gives Python no times: each operator is timed in its own interpreter, on
+        zeros, over the quickest three quarters of `repeats`. Its precision and kernel are read off the whole
+        network."""
         times_s = [repeat(run, number=1, repeat=_WARM_UP + repeats)[_WARM_UP:] for _, run in self._operators]
         means = quickest_means([[1e3 * each for each in own] for own in times_s])
-        return [replace(told, ms=ms) for (told, _), ms in zip(self._operators, means, strict=True)]
+        return [replace(node, ms=ms) for (node, _), ms in zip(self._operators, means, strict=True)]
 
     @cached_property
     def _operators(self) -> list[tuple[NodeTime, Callable[[], None]]]:
-        """Return what is told of each operator, without a time, and a call of it."""
-        nodes, threads, made = self.interpreter.nodes, threads_of(self.interpreter.target), []
+        """Return each operator as a node without a time, and a call that runs it."""
+        nodes, threads, operators = self.interpreter.nodes, threads_of(self.interpreter.target), []
         outside = {node["index"] for node in _outside(nodes)}
         for name, kind, place, content in single_operators(self.interpreter.content):
             native = _make(content, threads)
             native.allocate_tensors()
-            left = place in outside
-            made.append((NodeTime(name, kind, 0.0, _precision(nodes[place]), _BUILT_IN if left else _XNNPACK, "cpu",
-                                  left), native.invoke))
-        return made
+            is_outside = place in outside
+            operators.append((NodeTime(name, kind, 0.0, _precision(nodes[place]),
+                                       _BUILT_IN if is_outside else _XNNPACK, "cpu", is_outside), native.invoke))
+        return operators

@@ -42,7 +42,7 @@ WEIGHTED = (*_INT8, *_FLOAT)  # convolutions and matrix products, as ONNX Runtim
 _SUFFIX = "_kernel_time"
 _TYPES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8", "int8": "int8"}
 _DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
-_TOKEN = re.compile(r"_token_\d+$")  # what ONNX Runtime adds to a name that it gives once more
+_TOKEN = re.compile(r"_token_\d+$")  # ONNX Runtime adds it to a name that it uses again
 _WARM_UP = 5
 
 
@@ -53,8 +53,8 @@ class OnnxRuntime:
     title = "ONNX Runtime"
     package = "onnxruntime"
     precisions: tuple[str, ...] = ("fp32", "int8")
-    device = memory = "cpu"  # of its targets, and where the inputs of its sessions lie
-    timed = "this call is what is timed; `session.run` copies"  # as cards have it
+    device = memory = "cpu"  # of its targets, and of the inputs of its sessions
+    timed = "this call is what is timed; `session.run` copies"  # a comment in the code on cards
 
     def version(self) -> str:
         return f"onnxruntime {version_of('onnxruntime')}"
@@ -66,6 +66,7 @@ class OnnxRuntime:
         """See `hwnas.runtimes.runtime.Runtime`; what falls back is an error unless not `refuse`."""
         self.check(target)
         meant = quantised_in_file(onnx_path)
+        # ONNX Runtime writes the graph that it will run: its operators show in which precision.
         with temporary_folder() as folder:
             optimised = Path(folder, "optimised.onnx")
             try:
@@ -80,11 +81,10 @@ class OnnxRuntime:
     def open_session(self, path: str | os.PathLike[str], target: Target, *, model: bytes | None = None,
                      providers: Sequence[Any] = ("CPUExecutionProvider",), optimised: Path | None = None,
                      profile: Path | None = None, exact: bool = False) -> Any:
-        """A session of ONNX Runtime on a file, or on the `model` that was made of it; FileError when there is none.
+        """Return a session of ONNX Runtime on a file, or on `model`, the bytes made of it; FileError if it cannot open.
 
-        It takes `providers` as ONNX Runtime has them, and writes the graph that it runs
-        to `optimised`, and what it runs to a file that begins with `profile`. An `exact` one adds products of int8 in
-        32 bits on any CPU, more slowly.
+        `providers` are ONNX Runtime's. It writes the graph that it runs to `optimised`, and its profile to a file whose
+        name begins with `profile`. An `exact` session sums int8 products in 32 bits on any CPU, more slowly.
         """
         ort = import_onnxruntime()
 
@@ -101,18 +101,18 @@ class OnnxRuntime:
             options.enable_profiling, options.profile_file_prefix = True, str(profile)
         try:
             return ort.InferenceSession(model or os.fspath(path), options, providers=list(providers),
-                                        enable_fallback=0,  # it would be to the CPU, and be printed
+                                        enable_fallback=0,  # to the CPU, which it would print
                                         disabled_optimizers=self.unwanted(target))
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             raise FileError(path, f"ONNX Runtime cannot compile it: {one_line(error)}") from error
 
     def unwanted(self, target: Target) -> list[str]:
-        """Optimisers that its sessions do without. In int8: what makes of a layer of tokens and its bias something that
-        the pairs around it do not fit."""
+        """Return the optimisers to switch off. In int8, MatMulAddFusion would merge a layer of tokens with its bias,
+        and the pairs around it would not fit the result."""
         return ["MatMulAddFusion"] if target.precision == "int8" else []
 
     def usage(self, file: str, target: Target) -> str:
-        """The code that a card shows."""
+        """Return the code that a card shows."""
         return ("import numpy as np, onnxruntime\n"
                 "options = onnxruntime.SessionOptions()\n"
                 f"options.intra_op_num_threads, options.inter_op_num_threads = {threads_of(target)}, 1  # as measured\n"
@@ -133,14 +133,14 @@ class OnnxRuntime:
 
 
 def run_once(path: str | os.PathLike[str], images: NDArray[Any]) -> NDArray[np.float32]:
-    """Return what a network answers to `images`, in whatever type it takes them, without sums that saturate; FileError
-    when it cannot be run."""
+    """Return a network's answer to `images` of its own type, without sums that saturate; FileError if it cannot be
+    run."""
     target = Target("once", "onnxruntime", "fp32", batch=len(images))
     return run_session(OnnxRuntime().open_session(path, target, exact=True), path, images)
 
 
 def run_session(session: Any, path: str | os.PathLike[str], images: NDArray[Any]) -> NDArray[np.float32]:
-    """Return what a session on `path` answers to `images`; FileError when it cannot be run."""
+    """Return the answer of a session on `path` to `images`; FileError if it cannot be run."""
     try:
         logits: NDArray[np.float32] = session.run(None, {session.get_inputs()[0].name: images})[0]
     except Exception as error:  # ONNX Runtime's exceptions share no base class
@@ -149,7 +149,7 @@ def run_session(session: Any, path: str | os.PathLike[str], images: NDArray[Any]
 
 
 def unwritten(folder: str, error: BaseException) -> UserError:
-    """Return the error for a folder of temporary files where ONNX Runtime could not write; it does not say why."""
+    """Return the error for a `folder` of temporary files in which ONNX Runtime could not write; it does not say why."""
     return UserError(f"{folder}: ONNX Runtime cannot write there ({one_line(error)}). Free space, or set TMPDIR to a "
                      "folder on another disk; then give the same command again.")
 
@@ -172,11 +172,11 @@ class OnnxRuntimeCompiled:
 
         check_batch(images, self.target)
         images = np.ascontiguousarray(images, dtype=np.float32)
-        kept = ort.OrtValue.ortvalue_from_numpy(images, self.runtime.memory, 0)
+        input_value = ort.OrtValue.ortvalue_from_numpy(images, self.runtime.memory, 0)
         binding = session.io_binding()
-        binding.bind_ortvalue_input(session.get_inputs()[0].name, kept)
+        binding.bind_ortvalue_input(session.get_inputs()[0].name, input_value)
         binding.bind_output(session.get_outputs()[0].name)
-        return BoundCall(partial(session.run_with_iobinding, binding), kept)
+        return BoundCall(partial(session.run_with_iobinding, binding), input_value)
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         return run_in_batches(partial(run_session, self.session, self.path), images, self.target.batch)
@@ -199,7 +199,7 @@ Events = list[dict[str, Any]]  # as the profile's JSON has them
 
 
 def read_nodes(session: Any, folder: str) -> Events:
-    """Every run of a node, from a session's profile in `folder`, which ends; UserError where it was not written."""
+    """End a session's profile in `folder` and return every run of a node; UserError if it was not written."""
     try:
         events = json.loads(Path(session.end_profiling()).read_text())
     except (OSError, ValueError) as error:
@@ -208,10 +208,10 @@ def read_nodes(session: Any, folder: str) -> Events:
 
 
 def name_executed(optimised: Path, original: str | os.PathLike[str]) -> list[tuple[str, str, str]]:
-    """Nodes of the optimised graph in the order in which they run: operator, domain and a name of the file's. None
-    where ONNX Runtime wrote no graph.
+    """Return the nodes of the optimised graph in the order in which they run: operator, domain, and a name from the
+    file. Empty if ONNX Runtime wrote no graph.
 
-    Nodes that it made and left without a name are called by the file's tensor that they end in.
+    A node that ONNX Runtime made and left without a name is called by the file's tensor in which it ends.
     """
     if not optimised.exists():
         return []
@@ -220,6 +220,7 @@ def name_executed(optimised: Path, original: str | os.PathLike[str]) -> list[tup
     reader = {name: node for node in reversed(nodes) for name in node.input}
 
     def ends_in(node: NodeProto) -> str:
+        # Follow the outputs until a tensor is the file's, or its reader is a node that the file names.
         tensor = str(node.output[0])
         for _ in nodes:
             after = reader.get(tensor)
@@ -235,10 +236,9 @@ def name_executed(optimised: Path, original: str | os.PathLike[str]) -> list[tup
 
 
 def node_times(events: Events, repeats: int, named: Sequence[tuple[str, str, str]]) -> list[NodeTime]:
-    """Mean time of each node over the last `repeats` runs, by `quickest_means`.
+    """Return the mean time of each node over the last `repeats` runs, by `quickest_means`.
 
-    ONNX Runtime records whole microseconds, rounded down, so that half of one is added. `named` is what `name_executed`
-    gives.
+    ONNX Runtime rounds down to whole microseconds: half of one is added. `named` is the result of `name_executed`.
     """
     nodes: dict[tuple[str, str], Events] = defaultdict(list)
     for event in events:
@@ -254,8 +254,8 @@ def node_times(events: Events, repeats: int, named: Sequence[tuple[str, str, str
 
 
 def precision_of(said: Mapping[str, Any]) -> str:
-    """The executed precision of a profiled node: int8 where its operator is ONNX Runtime's own for it, otherwise the
-    type that it writes."""
+    """Return the executed precision of a profiled node: int8 for ONNX Runtime's int8 operators, else its output's
+    type."""
     if said["op_name"] in _INT8 or str(said["op_name"]).startswith("QLinear"):
         return "int8"
     return _TYPES.get(next((kind for shape in said.get("output_type_shape", ()) for kind in shape), ""), "")

@@ -1,6 +1,6 @@
 """ONNX Runtime on an NVIDIA GPU by its CUDA provider, in fp32 and fp16.
 
-docs/decisions/gpu.md says what a call is, and why. No other provider takes the place of one that does not load.
+docs/decisions/gpu.md says what a call is, and why. If the provider does not load, no other one takes its place.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from hwnas.target import Target
 
 _LEAST = '<ir_version: 8, opset_import: ["": 17]> least (float[1] x) => (float[1] y) { y = Relu(x) }'
 _LOADED: set[str] = set()  # providers that this process could load
-_BLOCKING = "CUDA_LAUNCH_BLOCKING"  # where it is 1, a node's time is the GPU's, and not that of asking for it
+_BLOCKING = "CUDA_LAUNCH_BLOCKING"  # if it is 1, a node's time is the GPU's, not that of the launch
 
 
 class CudaRuntime(OnnxRuntime):
     """ONNX Runtime on the GPU that CUDA shows first: fp32, without TF32, and fp16, to which the fp32 file is converted.
 
-    Nodes that CUDA does not take run on the CPU, and are named.
+    Nodes that CUDA cannot run are run on the CPU, and are named.
     """
 
     name = "onnxruntime_cuda"
@@ -46,13 +46,13 @@ class CudaRuntime(OnnxRuntime):
     device = memory = "cuda"
     timed = "timed together with the copies of the images to the GPU and of the logits back"
     provider = "CUDAExecutionProvider"
-    # With their options: each node runs on the first that can.
+    # The providers with their options: each node runs on the first that can run it.
     providers: tuple[tuple[str, dict[str, str]], ...] = (
         (provider, {"device_id": "0", "use_tf32": "0", "cudnn_conv_algo_search": "EXHAUSTIVE",
                     "arena_extend_strategy": "kSameAsRequested"}), ("CPUExecutionProvider", {}))
 
     def version(self) -> str:
-        """As the protocol has it. TargetError where ONNX Runtime was built without the provider."""
+        """Return name and version. TargetError if ONNX Runtime was built without the provider."""
         ort = import_onnxruntime()
         if self.provider not in ort.get_available_providers():
             raise TargetError(f"{self.name}: the onnxruntime that is installed has no {self.provider}. Put the one for "
@@ -61,7 +61,7 @@ class CudaRuntime(OnnxRuntime):
         return f"{self.name} {ort.__version__}"
 
     def check(self, target: Target) -> None:
-        """As the protocol has it. It opens a session, as it is only then that the provider's libraries are loaded."""
+        """Check `target` as the protocol says. It opens a session, because only that loads the provider's libraries."""
         super().check(target)
         self.version()
         if self.provider in _LOADED:
@@ -84,7 +84,8 @@ class CudaRuntime(OnnxRuntime):
                            "'hwnas[cuda]'.")
 
     def open_session(self, path: str | os.PathLike[str], target: Target, **options: Any) -> Any:
-        """As on the CPU. TargetError where ONNX Runtime, in silence, left out the provider, as it could not load it."""
+        """Open a session as on the CPU. TargetError if ONNX Runtime silently left out the provider (it did not
+        load)."""
         if target.precision == "fp16":
             options["model"] = _convert_to_fp16(path)
         session = super().open_session(path, target, providers=self.providers, **options)
@@ -93,7 +94,7 @@ class CudaRuntime(OnnxRuntime):
         return session
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> GpuCompiled:
-        """It runs once, to see which provider took which node."""
+        """Compile as the protocol says. The network runs once, to show which provider takes which node."""
         self.check(target)
         with temporary_folder() as folder:
             session = self.open_session(onnx_path, target, profile=Path(folder, "profile"))
@@ -102,14 +103,14 @@ class CudaRuntime(OnnxRuntime):
                 raise FileError(onnx_path, f"its input has open axes {axes}, and to see what a GPU executes it must be "
                                            "run.", "Export it with a fixed height and width.")
             run_session(session, onnx_path, np.zeros((target.batch, *axes), np.float32))
-            ran = [event["args"] for event in read_nodes(session, folder)]
-        executed, outside = self.count_nodes(ran)
+            executed_nodes = [event["args"] for event in read_nodes(session, folder)]
+        executed, outside = self.count_nodes(executed_nodes)
         execution = judge(onnx_path, target, executed, quantised_in_file(onnx_path), refuse)
         return GpuCompiled(session, replace(execution, outside=outside), target, onnx_path, self)
 
     def count_nodes(self, ran: list[Mapping[str, Any]]) -> tuple[dict[str, int], dict[str, int]]:
-        """Convolutions and matrix products by the precision in which they ran, and all nodes that another provider
-        took, by kind. Both name the other provider."""
+        """Count convolutions and matrix products by executed precision, and all nodes that another provider ran, by
+        kind. Both name the other provider."""
         executed, outside = Counter[str](), Counter[str]()
         for node in ran:
             own = node["provider"] == self.provider
@@ -131,22 +132,22 @@ class CudaRuntime(OnnxRuntime):
 
 
 class GpuCompiled(OnnxRuntimeCompiled):
-    """A session on a GPU with a fixed batch. Images lie in main memory and so do answers, as a server has them."""
+    """A session on a GPU with a fixed batch. Images and answers are in main memory, as on a server."""
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        """As the protocol has it: a call copies the images to the GPU, and ends when the answer is in main memory."""
-        here = np.array(images, np.float32, order="C")
-        run = self._bind(self.session, here)
+        """Bind as the protocol says. A call copies the images to the GPU and ends with the answer in main memory."""
+        host_images = np.array(images, np.float32, order="C")
+        run = self._bind(self.session, host_images)
 
         def copy_and_run() -> None:
-            run.kept.update_inplace(here)
+            run.kept.update_inplace(host_images)
             run()
 
         return copy_and_run
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
-        """As the protocol has it, in a process of its own: nodes wait for the GPU there, one after another. It may be
-        silent for ten minutes, in which engines are built."""
+        """Profile as the protocol says, in a child process in which each node waits for the GPU. It may be silent for
+        ten minutes, as the network is compiled again there."""
         if os.environ.get(_BLOCKING) == "1":
             return super().profile(images, repeats)
         job = {"path": os.fspath(self.path), "shape": images.shape, "repeats": repeats}
@@ -155,7 +156,7 @@ class GpuCompiled(OnnxRuntimeCompiled):
 
 
 def _convert_to_fp16(path: str | os.PathLike[str]) -> bytes:
-    """A network in fp16 whose input and output stay fp32."""
+    """Return a network in fp16 whose input and output stay fp32."""
     import_onnxruntime()
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -168,7 +169,7 @@ def _convert_to_fp16(path: str | os.PathLike[str]) -> bytes:
 
 
 def profile_nodes(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> list[dict[str, Any]]:
-    """The task of the child process: `GpuCompiled.profile`, as plain values."""
+    """Run `GpuCompiled.profile` as the task of the child process; return plain values."""
     images = np.random.default_rng(0).standard_normal(tuple(job["shape"]), np.float32)
     return [asdict(time) for time in inspected(runtime, job["path"], target).profile(images, job["repeats"])]
 

@@ -42,16 +42,16 @@ _HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16", "fp16": "f16"}
 _CAPABILITIES = {"fp32": "FP32", "int8": "INT8", "bf16": "BF16"}
 _WEIGHTED = ("Convolution", "GroupConvolution", "FullyConnected", "MatMul")
 _PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "u8": "int8", "i8": "int8"}
-_REFERENCE = "ref"  # begins the names of kernels that are written in plain C++
+_REFERENCE = "ref"  # a beginning of the names of kernels in plain C++
 # OpenVINO counts whole microseconds, rounded down, so that half of one is added to every executed node.
 _ROUNDED_OFF_MS = 0.0005
-_ROUNDS, _WARM_UP = 8, 5  # of a profile, and inferences of each that do not count
+_ROUNDS, _WARM_UP = 8, 5  # rounds of a profile, and inferences of each that do not count
 
 
 def import_openvino() -> Any:
-    """OpenVINO without its telemetry; use this in place of `import openvino`.
+    """Import OpenVINO without its telemetry; use this in place of `import openvino`.
 
-    The package reports its use while it is imported; where the telemetry package is missing it uses a stub.
+    The package reports its use while it is imported. If the telemetry package is missing, it uses a stub.
     """
     if "openvino" not in sys.modules:
         telemetry = sys.modules.get("openvino_telemetry")
@@ -70,11 +70,11 @@ def save_ir(onnx_path: Path, xml: Path, layout: str, classes: Sequence[str], opt
 
     Args:
         onnx_path: The network.
-        xml: The file to write; `compile_options.json` beside it tells a server how to compile it.
-        layout: Of the input, such as NHWC.
-        classes: They stand in the file as `model_info/labels`, where OpenVINO's own tools read them, spaces in a name
-            as `_`.
-        options: Those of `compile_options`.
+        xml: The file to write. `compile_options.json` beside it says how a server must compile it.
+        layout: The layout of the input, such as NHWC.
+        classes: Their names go into the file as `model_info/labels`, which OpenVINO's own tools read. Spaces in a name
+            become `_`.
+        options: The result of `compile_options`.
 
     Raises:
         FileError: OpenVINO cannot read or run it.
@@ -112,12 +112,12 @@ class OpenVinoRuntime:
         require(target, self.name, precisions, "cpu")
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> OpenVinoCompiled:
-        """See `hwnas.runtimes.runtime.Runtime`; what falls back is an error unless not `refuse`."""
+        """Compile, see `hwnas.runtimes.runtime.Runtime`. A fallback is an error only with `refuse`."""
         self.check(target)
         return self._wrap(self.compile_graph(onnx_path, target), onnx_path, target, refuse)
 
     def usage(self, file: str, target: Target) -> str:
-        """The code that a card shows."""
+        """Return the code that a card shows."""
         lines = ",\n           ".join(f'"{key}": "{value}"' for key, value in compile_options(target).items())
         return ("import numpy as np, openvino\n"
                 f"options = {{{lines}}}  # as measured\n"
@@ -138,12 +138,12 @@ class OpenVinoRuntime:
                                 self)
 
     def save_compiled(self, onnx_path: str | os.PathLike[str], target: Target, blob: Path) -> Path:
-        """Compile as `compile` does and keep the result as `blob`, for `load_compiled` on this same machine."""
+        """Compile as `compile` does and write the result to `blob`, for `load_compiled` on this same machine."""
         write_atomic(blob, bytes(self.compile(onnx_path, target).native.export_model().getvalue()))
         return blob
 
     def load_compiled(self, blob: Path, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
-        """Load what `save_compiled` wrote, ready to run.
+        """Load the file that `save_compiled` wrote, ready to run.
 
         Loading takes a tenth of the time of compiling. Every call gives another place in memory.
         """
@@ -154,8 +154,7 @@ class OpenVinoRuntime:
         return self._wrap(compiled, onnx_path, target)
 
     def compile_graph(self, path: str | os.PathLike[str], target: Target, *, counters: bool = False) -> Any:
-        """OpenVINO's own compiled model, if asked for with `counters` of each node's time; FileError if there is none.
-        """
+        """Return OpenVINO's own compiled model, which with `counters` times each node; FileError if it has none."""
         try:
             model = self._core.read_model(os.fspath(path))
             shape = model.input(0).partial_shape
@@ -168,7 +167,7 @@ class OpenVinoRuntime:
 
 
 def compile_options(target: Target) -> dict[str, str]:
-    """Return the options with which networks are measured, and with which every door compiles what is deployed.
+    """Return the options with which networks are measured, and with which all deployed files are compiled.
 
     OpenVINO's own pinning would put every process on the first core: two of them took 2.4 times as long each.
     """
@@ -211,8 +210,8 @@ class OpenVinoCompiled:
         return self.native.create_infer_request()
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
-        """As the protocol has it. OpenVINO gives each node's mean over all inferences since it was compiled, so the
-        network is compiled anew for each of some rounds; those that were interrupted are left out."""
+        """Profile as the protocol says. OpenVINO gives each node's mean over all inferences since it was compiled. The
+        network is therefore compiled anew for each of some rounds, and rounds with interruptions are left out."""
         n, rounds = -(-repeats // _ROUNDS), defaultdict[tuple[str, str], list[float]](list)
         for _ in range(_ROUNDS):
             compiled = self.runtime.compile_graph(self.path, self.target, counters=True)
@@ -222,18 +221,19 @@ class OpenVinoCompiled:
                 for _ in range(runs):
                     infer()
                 counted.append(request.get_profiling_info())
+            # Each mean is over all inferences so far: the difference of the two sums leaves out the warm-up.
             for warm, both in zip(*counted, strict=True):
                 total_s = both.real_time.total_seconds() * (_WARM_UP + n) - warm.real_time.total_seconds() * _WARM_UP
                 rounds[both.node_name, both.node_type].append(max(0.0, 1e3 * total_s / n + _ROUNDED_OFF_MS))
-        told = {}  # of the executed nodes by name; the names fused into one are those of the file, comma-separated
+        executed = {}  # nodes by name; `originalLayersNames` are the file's nodes fused into one, comma-separated
         for node in compiled.get_runtime_model().get_ordered_ops():
             info, name = node.get_rt_info(), node.get_friendly_name()
             if _text(info, "layerType") not in ("Const", "Input", "Output", "Parameter", "Result"):
                 kernel = _text(info, "primitiveType")
-                told[name] = NodeTime(_text(info, "originalLayersNames") or name, "", 0.0, _precision(info), kernel,
-                                      "cpu", kernel.startswith(_REFERENCE))
-        return [replace(told[name], kind=kind, ms=mean)
-                for (name, kind), mean in zip(rounds, quickest_means([*rounds.values()]), strict=True) if name in told]
+                executed[name] = NodeTime(_text(info, "originalLayersNames") or name, "", 0.0, _precision(info), kernel,
+                                          "cpu", kernel.startswith(_REFERENCE))
+        return [replace(executed[name], kind=kind, ms=mean) for (name, kind), mean
+                in zip(rounds, quickest_means([*rounds.values()]), strict=True) if name in executed]
 
 
 def _bind(compiled: Any, images: NDArray[np.float32], target: Target) -> tuple[Callable[[], Any], Any]:

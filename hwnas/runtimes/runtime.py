@@ -1,7 +1,7 @@
-"""Runtimes: what executes an exported network. One small protocol, looked up by name.
+"""The runtimes that execute exported networks: one small protocol, looked up by name.
 
-Third parties register a class without arguments under the entry point group `hwnas.runtimes`;
-`hwnas.testing.check_runtime` is the contract that it must pass.
+A third party registers a class whose constructor takes no arguments under the entry point group `hwnas.runtimes`. It
+must pass `hwnas.testing.check_runtime`.
 """
 
 from __future__ import annotations
@@ -38,21 +38,20 @@ _BUILT_IN = {
     "litert": ("hwnas.runtimes.litert", "LiteRtRuntime"),
 }
 _UNITS = {"cpu": "CPU", "cuda": "GPU"}
-_MIN_HONOURED = 0.5
+_MIN_HONOURED = 0.5  # least share of nodes that run in the forced precision; fp32 allows no exception
 _CHUNK = 512  # images normalised at a time
-MAX_BOOKKEEPING_MS = 0.003
+MAX_BOOKKEEPING_MS = 0.003  # most that it costs to time one node
 FP32 = Target("fp32 reference", "onnxruntime", "fp32", threads=0, batch=64)
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """Precisions of the compiled graph's convolutions and matrix products, read back from it.
+    """The precisions of the compiled graph's convolutions and matrix products, read back from it.
 
-    `precisions` counts them by executed precision. `int8_share`: share executed in int8 (None unless int8 was asked
-    for). `fallback_share`: of those meant for the asked precision, the share that runs in another one.
-    Squeeze-and-excite, which the int8 recipe leaves in floating point, is not meant for int8: it lowers `int8_share`
-    only. `outside` counts, by kind, the nodes of any sort that the runtime's fast kernels (a delegate, a GPU's) left to
-    others.
+    `precisions` counts them by executed precision. `int8_share` is the share executed in int8 (None unless int8 was
+    asked for). `fallback_share`: of the nodes that are meant for the asked precision, the share that runs in another
+    one. The int8 recipe leaves squeeze-and-excite in floating point. It is not meant for int8 and lowers `int8_share`
+    only. `outside` counts, by kind, all nodes that the runtime's fast kernels (a delegate's, a GPU's) do not run.
     """
 
     precision: str
@@ -62,17 +61,17 @@ class Execution:
     outside: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         return asdict(replace(self, precisions=dict(self.precisions), outside=dict(self.outside)))
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTime:
-    """Mean time of one executed node. `name` holds the ONNX names it was made of.
+    """The mean time of one executed node. `name` holds the ONNX names of the nodes that it was made of.
 
     Facts that a runtime does not give stay empty. `precision` is the executed one (fp32, bf16, fp16, int8),
-    `implementation` the kernel's name, `device` where it ran in the words of targets (cpu, cuda). `reference`: none of
-    the runtime's fast kernels takes it.
+    `implementation` the kernel's name, and `device` the place as targets name it (cpu, cuda). `reference` is True if
+    none of the runtime's fast kernels takes the node.
     """
 
     name: str
@@ -92,7 +91,7 @@ class Answering(Protocol):
         """The precisions that are really executed, read back from the compiled graph."""
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[n, classes] for any n of normalised images."""
+        """Return the logits [n, classes] of any number n of normalised images."""
 
 
 @runtime_checkable
@@ -100,70 +99,70 @@ class Compiled(Answering, Protocol):
     """A network ready to run on one target."""
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        """A call that runs one inference over [batch,c,h,w], bound once. It holds what it needs; several may live at
-        a time."""
+        """Return a call that runs one inference over `images` [batch, c, h, w], which are bound once. It holds what it
+        needs; several calls may exist at a time."""
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
-        """Mean time per executed node over `repeats` inferences of [batch,c,h,w], interruptions left out.
+        """Return each executed node's mean time over `repeats` inferences of [batch, c, h, w], interruptions left out.
 
-        The network is instrumented, so the sum is slower, or each node is timed by itself. A runtime may make one node
-        of all.
+        The sum exceeds the time of a plain call: the network is instrumented, or each node is timed by itself. A
+        runtime may report the whole network as one node.
         """
 
 
 @runtime_checkable
 class Runtime(Protocol):
-    """A way to execute ONNX files. `name`: in targets and tables."""
+    """A way to execute ONNX files. `name` is its name in targets and tables."""
 
     name: str
 
     def version(self) -> str:
-        """Name and version, e.g. `openvino 2026.4.1`."""
+        """Return name and version, e.g. `openvino 2026.4.1`."""
 
     def check(self, target: Target) -> None:
-        """TargetError when this host cannot run `target`, naming what it lacks."""
+        """Raise TargetError, which names what is missing, if this host cannot run `target`."""
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> Compiled:
         """Compile for exactly this precision, these threads, this batch.
 
-        TargetError as `check`, or when fp32 or bf16 was not honoured. CandidateError when this file cannot be compiled,
-        or is of the wrong kind for the precision. So too when it falls back from int8 in more than half of its nodes.
+        TargetError as `check`, or if a floating-point precision was not honoured. CandidateError if the file cannot be
+        compiled or is of the wrong kind for the precision. So too if more than half of its int8 nodes fall back.
 
-        This may also take `refuse`: with False nothing is refused for falling back, as the compiled network tells it.
+        This may also take `refuse`. With False no fallback is an error; the compiled network's `execution` shows it.
         """
 
 
 @runtime_checkable
 class OwnFormat(Protocol):
-    """The further methods of a runtime with a file format of its own. Its networks are deployed in that format:
-    `compile` takes such a file in place of the ONNX file, and gives the same. `suffix`: of its name, with its dot."""
+    """The further methods of a runtime with a file format of its own, in which its networks are deployed. `compile`
+    takes such a file in place of the ONNX file, with the same result. `suffix` ends the file's name, with its dot."""
 
     suffix: str
 
     def write(self, onnx_path: str | os.PathLike[str], target: Target) -> bytes:
-        """The file's bytes, made from an ONNX file. Errors as `Runtime.compile`."""
+        """Return the file's bytes, made from an ONNX file. Errors as `Runtime.compile`."""
 
 
 @runtime_checkable
 class Shown(Protocol):
-    """The further parts of a runtime for cards to show how a network is run in it. `title`: the name that people use;
-    `package`: what pip installs for it."""
+    """The further parts of a runtime from which cards show how to run a network. `title` is the name that people use,
+    `package` the one that pip installs."""
 
     title: str
     package: str
 
     def usage(self, file: str, target: Target) -> str:
-        """Python that runs `file` on `images`, float32 [n, c, h, w], as the target does, and ends with `logits`."""
+        """Return Python that runs `file` on `images`, float32 [n, c, h, w], as the target does, into `logits`."""
 
 
 def deployed_of(onnx_path: Path, runtime: str) -> Path:
-    """The file that the runtime of this name runs of an ONNX file: itself, or the one beside it in its own format."""
+    """Return the file that the runtime of this name runs: the ONNX file, or the one beside it in its own format."""
     own = load_runtime(runtime)
     return onnx_path.with_suffix(own.suffix) if isinstance(own, OwnFormat) else onnx_path
 
 
 def write_deployed(onnx_path: Path, target: Target) -> Path:
-    """Make the file of `deployed_of`, if it is another; CandidateError when the runtime cannot say the network."""
+    """Write the file of `deployed_of`, if it is another one; CandidateError if it cannot express the network."""
     runtime, path = load_runtime(target.runtime), deployed_of(onnx_path, target.runtime)
     if isinstance(runtime, OwnFormat):
         write_atomic(path, runtime.write(onnx_path, target))
@@ -171,7 +170,7 @@ def write_deployed(onnx_path: Path, target: Target) -> Path:
 
 
 def load_runtime(name: str) -> Runtime:
-    """The runtime called `name`: built in, or registered by another package. UnknownName lists them."""
+    """Return the runtime called `name`, built in or registered by another package. UnknownName lists all names."""
     if name in _BUILT_IN:
         module, attribute = _BUILT_IN[name]
         return cast(Runtime, getattr(importlib.import_module(module), attribute)())
@@ -182,18 +181,18 @@ def load_runtime(name: str) -> Runtime:
 
 
 def inspected(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Target) -> Compiled:
-    """Compiled to be looked at: as by `Runtime.compile`, but not refused for falling back where that takes `refuse`."""
+    """Compile a network to be inspected: as `Runtime.compile`, but a fallback is no error if that takes `refuse`."""
     look: dict[str, Any] = {"refuse": False} if "refuse" in signature(runtime.compile).parameters else {}
     return runtime.compile(onnx_path, target, **look)
 
 
 def threads_of(target: Target) -> int:
-    """Threads to use: the target's, or every core that this process may use."""
+    """Return the number of threads to use: the target's, or that of all cores that this process may use."""
     return target.threads or len(usable_cores())
 
 
 def require(target: Target, runtime: str, precisions: tuple[str, ...], device: str) -> None:
-    """TargetError unless `target` asks for one of `precisions` on `device`."""
+    """Raise TargetError unless `target` asks for one of `precisions` on `device`."""
     if target.device != device:
         raise TargetError(f"target {target.name}: {runtime} runs on device {device!r} here, not {target.device!r}. "
                           f"Set target.device={device}.")
@@ -204,23 +203,25 @@ def require(target: Target, runtime: str, precisions: tuple[str, ...], device: s
 
 def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str, int], meant: int,
           refuse: bool = True) -> Execution:
-    """Execution from counted nodes, or an error when the forced precision was not honoured (unless not `refuse`).
+    """Return the Execution of counted nodes; raise an error if the file or the precision is not as `target` forces it.
 
-    `meant`: how many convolutions and matrix products the file itself wants in int8.
+    `meant` counts the file's own int8 convolutions and matrix products. Without `refuse`, no fallback is an error.
     """
+    # 1. The file must be of the right kind: quantised for int8, and not quantised for any other precision.
     total = sum(precisions.values())
-    asked = precisions.get(target.precision, 0)
+    n_asked = precisions.get(target.precision, 0)
     counts = ", ".join(f"{count} {name}" for name, count in sorted(precisions.items())) or "none"
     if target.precision == "int8":
         if not meant:
             raise FileError(path, f"it is not quantised, so that target {target.name} would not run it in int8.",
                             "Quantise it first: hwnas quantize model=FILE dataset=NAME.")
-        fallback = max(0, meant - asked) / meant if total else 1.0
+        fallback = max(0, meant - n_asked) / meant if total else 1.0
     else:
         if meant:
             raise FileError(path, f"it is quantised; target {target.name} runs {target.precision} and needs the fp32 "
                                   "file.")
-        fallback = (total - asked) / total if total else 0.0
+        fallback = (total - n_asked) / total if total else 0.0
+    # 2. The nodes must run as forced. If int8 is not honoured the file is to blame, otherwise the host.
     limit = 1.0 if not refuse else 0.0 if target.precision == "fp32" else _MIN_HONOURED
     if fallback > limit and target.precision == "int8":
         raise FileError(path, f"int8 was forced but not honoured by {target.runtime}: convolutions and matrix products "
@@ -230,12 +231,12 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
         raise TargetError(f"target {target.name}: {target.precision} was forced but not honoured: convolutions and "
                           f"matrix products of {os.fspath(path)} run as {counts}. Choose a precision that this "
                           f"{_UNITS.get(target.device, target.device)} has.")
-    share = asked / total if target.precision == "int8" else None
+    share = n_asked / total if target.precision == "int8" else None
     return Execution(target.precision, dict(precisions), share, fallback)
 
 
 class BoundCall:
-    """A bound inference: drops what its `run` returns, and keeps alive what that needs."""
+    """A bound inference. It drops the result of `run`, and keeps alive what `run` needs."""
 
     __slots__ = ("_run", "kept")
 
@@ -247,14 +248,14 @@ class BoundCall:
 
 
 def check_batch(images: NDArray[np.float32], target: Target) -> None:
-    """ValueError unless `images` are as many as the target's batch."""
+    """Raise ValueError unless there are as many `images` as the target's batch."""
     if len(images) != target.batch:
         raise ValueError(f"bind takes one batch of {target.batch} images, got {len(images)}")
 
 
 def run_in_batches(run: Callable[[NDArray[np.float32]], NDArray[Any]], images: NDArray[np.float32], batch: int
                    ) -> NDArray[np.float32]:
-    """Return what `run` answers to any number of [batch, ...] images; the last batch is filled up with zeros."""
+    """Return the answers of `run`, which takes [batch, ...], to any number of images; zeros fill up the last batch."""
     parts = []
     for start in range(0, len(images), batch):
         chunk = np.ascontiguousarray(images[start : start + batch], dtype=np.float32)
@@ -264,9 +265,9 @@ def run_in_batches(run: Callable[[NDArray[np.float32]], NDArray[Any]], images: N
 
 
 def quickest_means(times_ms: Sequence[Sequence[float]]) -> list[float]:
-    """Mean time of each node over the quickest three quarters of its runs, which leaves interruptions out.
+    """Return the mean time of each node over the quickest three quarters of its runs, which leaves interruptions out.
 
-    The time of the quickest node, up to MAX_BOOKKEEPING_MS, is what it costs to time one: it is taken off all.
+    Timing a node takes time, too: that of the quickest node, at most MAX_BOOKKEEPING_MS, is subtracted from all.
     """
     means = [float(np.mean(sorted(own)[: max(1, len(own) * 3 // 4)])) for own in times_ms]
     bookkeeping = min([MAX_BOOKKEEPING_MS, *means])
@@ -274,14 +275,14 @@ def quickest_means(times_ms: Sequence[Sequence[float]]) -> list[float]:
 
 
 def quantised_in_file(onnx_path: str | os.PathLike[str]) -> int:
-    """Convolutions and matrix products of an ONNX file whose data and weights are both dequantised."""
+    """Count the convolutions and matrix products of an ONNX file whose data and weights are both dequantised."""
     nodes = nodes_of(onnx_path)
     dequantised = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
     return sum(node.op_type in ("Conv", "Gemm", "MatMul") and set(node.input[:2]) <= dequantised for node in nodes)
 
 
 def nodes_of(onnx_path: str | os.PathLike[str]) -> list[onnx.NodeProto]:
-    """The nodes of an ONNX file's outermost graph, in order; FileError where it is no whole ONNX file."""
+    """Return the nodes of an ONNX file's outermost graph, in order; FileError if it is no whole ONNX file."""
     try:
         proto = onnx.load_model_from_string(Path(onnx_path).read_bytes())
     except (MemoryError, ImportError):
@@ -295,8 +296,7 @@ def nodes_of(onnx_path: str | os.PathLike[str]) -> list[onnx.NodeProto]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """A network's answers to images, in order, as its task has them: and how sure it is of each, if that is a
-    question."""
+    """A network's answers to images, in order, as its task has them. `confidence` is None if the task has none."""
 
     values: NDArray[Any]
     confidence: NDArray[np.float16] | None
@@ -304,7 +304,7 @@ class Answers:
 
 def answer(compiled: Answering, dataset: Dataset, part: Split, progress: Callable[[float], None] | None = None
            ) -> Answers:
-    """The answers to the images of `part`, which `dataset` normalises."""
+    """Return the answers to the images of `part`, which `dataset` normalises."""
     task, values, confidence, n = load_task(dataset.task), [], [], len(part)
     for start in range(0, n, _CHUNK):
         outputs = compiled.logits(dataset.normalise(np.asarray(part.images[start : start + _CHUNK])))
@@ -312,11 +312,11 @@ def answer(compiled: Answering, dataset: Dataset, part: Split, progress: Callabl
         confidence.append(task.confidence(outputs))
         if progress:
             progress(min(1.0, (start + _CHUNK) / n))
-    sure = [each for each in confidence if each is not None]
-    return Answers(np.concatenate(values), np.concatenate(sure) if sure else None)
+    confidences = [each for each in confidence if each is not None]
+    return Answers(np.concatenate(values), np.concatenate(confidences) if confidences else None)
 
 
 def predict(compiled: Answering, dataset: Dataset, progress: Callable[[float], None] | None = None,
             ) -> NDArray[Any]:
-    """The answer to every test image, in order."""
+    """Return the answer to every test image, in order."""
     return answer(compiled, dataset, dataset.test, progress).values

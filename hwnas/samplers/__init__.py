@@ -1,1 +1,1 @@
-"""Samplers: which network to try next."""
+"""Samplers, which propose the network to try next."""

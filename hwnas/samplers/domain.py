@@ -1,7 +1,7 @@
-"""The domain of a search: its settings as numbers, what is known of each before it is evaluated, and its history.
+"""The domain of a search: its settings as numbers, the facts of each before it is evaluated, and its history.
 
-A setting is a row of codes with a column for each parameter. Distances in the embedding say how different two settings
-are. A domain knows costs, features, and whether a setting is allowed.
+A setting is a row of codes with a column for each parameter. Distances in the embedding measure how different two
+settings are. A domain knows costs, features, and whether a setting is allowed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ReadValue = Callable[[FrozenTrial], "tuple[float, float] | None"]
 Function = Callable[[Codes], ArrayLike]
 SAMPLE = 512  # number of random settings that give the known objectives' ranges
 LEAST_SHARE = 1e-3  # on a log scale, no cost counts as less than this share of the sample's least cost
-BEYOND = 0.02  # the reference point lies this share of the sample's cost range beyond its dearest setting
+BEYOND = 0.02  # the reference point is this share of the sample's cost range beyond its dearest setting
 ENOUGH_ALLOWED, MOST_CLIMBS = 20, 60  # allowed settings of a sample, and rounds of changes that look for them
 LEAST_GROUP = 3  # values are counted over a group of at least so many parameters that share them
 ORDER_SHARE = 0.5  # share of the distance of two ordered values that depends on their order; the rest is constant
@@ -32,7 +32,7 @@ NEXT_CHANGE = 0.4  # probability that a mutant changes one more parameter
 
 
 class Column:
-    """One parameter with its `values`; a code is the index of one."""
+    """One parameter with its `values`. A code is the index of a value."""
 
     def __init__(self, name: str, distribution: BaseDistribution) -> None:
         self.name = name
@@ -42,30 +42,31 @@ class Column:
         self.ordered = self.size > 2 and all(_key(value)[0] == "number" for value in self.values)
         self._rows = np.eye(self.size) * math.sqrt(0.5 * (1 - ORDER_SHARE if self.ordered else 1))
         if self.ordered:
+            # A thermometer code: values of neighbouring ranks differ in one column, the least and the greatest in all.
             self.ranks = np.argsort(np.argsort(self.values))
-            passed = self.ranks[:, None] > np.arange(self.size - 1)
-            self._rows = np.concatenate([self._rows, passed * math.sqrt(ORDER_SHARE / (self.size - 1))], axis=1)
+            thermometer = self.ranks[:, None] > np.arange(self.size - 1)
+            self._rows = np.concatenate([self._rows, thermometer * math.sqrt(ORDER_SHARE / (self.size - 1))], axis=1)
 
     def code(self, value: Any) -> int | None:
-        """The code of a value; None if the parameter does not have it."""
+        """Return the code of a value; None if the parameter does not have it."""
         return self._code_of.get(_key(value))
 
     def embed(self, codes: Codes) -> NDArray[np.float64]:
         """Embed codes [n] as [n, width].
 
-        Unlike values have a squared distance of 1; near values of an ordered parameter have less.
+        Different values have a squared distance of 1, and near values of an ordered parameter have less.
         """
         return np.asarray(self._rows[codes])
 
     def step(self, codes: Codes, rng: np.random.Generator) -> Codes:
-        """Change each code. Half of the time ordered values become neighbours; otherwise any other value is drawn."""
+        """Change each code: half of the time to a neighbour if values are ordered, otherwise to any other value."""
         n = len(codes)
-        moved = (codes + rng.integers(1, self.size, n)) % self.size
+        new_codes = (codes + rng.integers(1, self.size, n)) % self.size
         if self.ordered:
             rank = self.ranks[codes] + rng.choice([-1, 1], n)
             rank = np.where(rank < 0, 1, np.where(rank >= self.size, self.size - 2, rank))  # an end has one neighbour
-            moved = np.where(rng.random(n) < 0.5, np.argsort(self.ranks)[rank], moved)
-        return moved
+            new_codes = np.where(rng.random(n) < 0.5, np.argsort(self.ranks)[rank], new_codes)
+        return new_codes
 
 
 class Coding:
@@ -82,13 +83,13 @@ class Coding:
         self._groups = [group for group in groups.values() if len(group) >= LEAST_GROUP]
 
     def encode(self, params: Mapping[str, Any]) -> list[int] | None:
-        """One code for each parameter; None when one is missing or has a value that is not of this search space."""
+        """Return a code for each parameter; None if one is missing or has a value that is not of this search space."""
         row = [column.code(params[column.name]) if column.name in params else None for column in self.columns]
         codes = [code for code in row if code is not None]
         return codes if len(codes) == len(row) else None
 
     def decode(self, row: Codes) -> dict[str, Any]:
-        """Parameters of one row."""
+        """Return the parameters of one row, by name."""
         return {column.name: column.values[code] for column, code in zip(self.columns, row.tolist(), strict=True)}
 
     def embed(self, codes: Codes) -> NDArray[np.float64]:
@@ -96,20 +97,20 @@ class Coding:
         return np.concatenate([column.embed(codes[:, index]) for index, column in enumerate(self.columns)], axis=1)
 
     def counts(self, codes: Codes) -> NDArray[np.float64]:
-        """Count each value in a group of parameters with the same values [n, c]: kernels of stages, say."""
+        """Count each value in each group of parameters with equal values [n, c]: kernels of all stages, say."""
         counts = [(codes[:, group] == value).sum(axis=1) for group in self._groups
                   for value in range(self.columns[group[0]].size)]
         return np.stack(counts, axis=1).astype(float) if counts else np.zeros((len(codes), 0))
 
     def sample(self, rng: np.random.Generator, n: int) -> Codes:
-        """Uniform rows [n, p]."""
+        """Draw uniform rows [n, p]."""
         return np.stack([rng.integers(0, column.size, n) for column in self.columns], axis=1)
 
     def mutate(self, codes: Codes, rng: np.random.Generator) -> Codes:
-        """Change one parameter of each row. Each further one follows with probability NEXT_CHANGE."""
+        """Change one parameter of each row. A further one follows each time with probability NEXT_CHANGE."""
         mutants = codes.copy()
         free = np.flatnonzero([column.size > 1 for column in self.columns])
-        open_rows = np.arange(len(codes) if len(free) else 0)
+        open_rows = np.arange(len(codes) if len(free) else 0)  # rows that change once more
         while len(open_rows):
             chosen = free[rng.integers(0, len(free), len(open_rows))]
             for index in np.unique(chosen):
@@ -120,12 +121,12 @@ class Coding:
 
 
 def _key(value: Any) -> tuple[str, Any]:
-    """A key that is equal only for values that are the same choice: True is not 1, but 1.0 is 1."""
+    """Return a key that is equal only for values that are the same choice: True is not 1, but 1.0 is 1."""
     return (type(value).__name__ if isinstance(value, bool | str) or value is None else "number", value)
 
 
 def _list_values(name: str, distribution: BaseDistribution) -> tuple[Any, ...]:
-    """The values that a parameter may be asked for; SamplerError names a parameter without a model."""
+    """Return the values that a parameter can have; SamplerError names a parameter that cannot be modelled."""
     if isinstance(distribution, CategoricalDistribution):
         return tuple(distribution.choices)
     if isinstance(distribution, IntDistribution):
@@ -138,7 +139,7 @@ def _list_values(name: str, distribution: BaseDistribution) -> tuple[Any, ...]:
 class KnownFunctions:
     """The caller's functions of settings.
 
-    Each gets codes [n, p], a column for each parameter: the index of the chosen value. It returns an array.
+    Each takes codes [n, p] with a column for each parameter: the index of the chosen value. It returns an array.
 
     Attributes:
         objectives: The known objectives [n, k], which are minimised.
@@ -157,7 +158,7 @@ class KnownFunctions:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Embedded settings [n, e], the parameter that owns each column [e], and scaled features [n, f]."""
+    """Inputs of the model: embedded settings [n, e], the parameter of each column [e], and scaled features [n, f]."""
 
     embedded: Array
     owner: NDArray[np.int64]
@@ -173,7 +174,7 @@ class Domain:
     Args:
         search_space: Parameters by name.
         functions: The caller's functions.
-        n_known: How many known objectives the study has.
+        n_known: The study's number of known objectives.
 
     Raises:
         BudgetError: No setting is allowed.
@@ -185,7 +186,7 @@ class Domain:
         self.functions, self.n_known = functions, n_known
         self.coding = Coding(search_space)
         self.sample = self._find_allowed(self.canonical(self.coding.sample(np.random.default_rng(0), SAMPLE)))
-        # The sample decides which costs are on a log scale, where the reference point lies, and how inputs are scaled.
+        # The sample decides which costs are on a log scale, the place of the reference point, and the scale of inputs.
         objectives = self._objectives(self.sample)
         self._logarithmic = np.asarray((objectives > 0).all(axis=0))
         # The logarithm is bounded below: a rare cost of 0 must not outweigh all others.
@@ -197,13 +198,13 @@ class Domain:
         self._middle, self._width = features.mean(axis=0), features.std(axis=0)
 
     def canonical(self, codes: Codes) -> Codes:
-        """Map codes to codes that are equal for settings that mean the same, if the caller has a function for it."""
+        """Map codes of settings that mean the same to equal codes, if the caller has a function for it."""
         if self.functions.canonical is None or not len(codes):
             return codes
         return np.asarray(self.functions.canonical(codes), np.int64)
 
     def costs(self, codes: Codes) -> Array:
-        """Known objectives [n, k] as costs: smaller is better. The scale is a log if the whole sample is positive."""
+        """Return known objectives [n, k] as costs (smaller is better), as logarithms if a whole sample is positive."""
         return self._to_costs(self._objectives(codes))
 
     def over(self, codes: Codes) -> Array:
@@ -211,11 +212,11 @@ class Domain:
         return self._call(self.functions.over, "over", codes, -1.0)[:, 0]
 
     def factor(self, codes: Codes) -> Array:
-        """The factors by which the learnt values are multiplied [n]."""
+        """Return the factors by which the learnt values are multiplied [n]."""
         return self._call(self.functions.factor, "factor", codes, 1.0)[:, 0]
 
     def inputs(self, codes: Codes, costs: Array) -> Inputs:
-        """The surrogate's inputs: costs, counts of values and features, scaled to the order of 1."""
+        """Return the surrogate's inputs: costs, counts of values and features, scaled to the order of 1."""
         varied = self._width > 1e-9
         features = (self._features(codes, costs) - self._middle)[:, varied] / self._width[varied]
         return Inputs(self.coding.embed(codes), self.coding.owner, features)
@@ -238,7 +239,7 @@ class Domain:
         return np.where(self._logarithmic, logarithms, objectives)
 
     def _call(self, function: Function | None, name: str, codes: Codes, default: float = 0.0) -> Array:
-        """The function's values [n, *], or the default; SamplerError when it fails, or returns no finite numbers."""
+        """Return the function's values [n, *], or the default; SamplerError if it fails or if values are not finite."""
         if function is None or not len(codes):
             return np.full((len(codes), 1), default)
         try:
@@ -263,13 +264,14 @@ class Domain:
             codes, over = codes[order], over[order]
             if is_enough(over) or climbs == MOST_CLIMBS:
                 break
+            # The 50 nearest have five mutants each. All are kept, each once: a round never loses ground.
             mutants = self.canonical(self.coding.mutate(np.repeat(codes[:50], 5, axis=0), rng))
             codes, first = np.unique(np.concatenate([codes, mutants]), axis=0, return_index=True)
             over = np.concatenate([over, self.over(mutants)])[first]
         return codes, over
 
     def _find_allowed(self, codes: Codes) -> Codes:
-        """The allowed settings of a sample. If none is allowed, the nearest ones are changed until one is."""
+        """Return the allowed settings of a sample; while they are too few, the nearest ones are changed."""
         enough = min(ENOUGH_ALLOWED, len(codes))
         codes, over = self.climb(codes, np.asarray, lambda over: bool((over <= 0).sum() >= enough),
                                  np.random.default_rng(1))
@@ -289,7 +291,7 @@ class History:
         values: Their values [n]; larger is better.
         stds: The standard deviations of the values' noise [n]; 0 if it is not known.
         pending: The settings that are being evaluated [q, p].
-        taken: All settings that were asked for before, also those without a value (pruned or failed ones) [t, p].
+        taken: The settings of all finished trials, also without a value (pruned or failed), except lost ones [t, p].
     """
 
     numbers: NDArray[np.int64]
@@ -305,7 +307,7 @@ def read_history(domain: Domain, trials: Sequence[FrozenTrial], read_value: Read
 
     Args:
         domain: The search space.
-        trials: The trials of the study without the one that is being asked for.
+        trials: The trials of the study, except the one for which a setting is asked.
         read_value: Returns value and noise (standard deviation) of a complete trial; None to ignore it.
         sign: 1 if larger values are better, otherwise -1.
     """
@@ -313,6 +315,7 @@ def read_history(domain: Domain, trials: Sequence[FrozenTrial], read_value: Read
     evaluated, pending, taken = list[list[int]](), list[list[int]](), list[list[int]]()
     for trial in trials:
         is_running = trial.state == TrialState.RUNNING
+        # An enqueued trial has its whole setting in `fixed_params`, before it has asked for each parameter.
         params = trial.system_attrs.get("fixed_params") if is_running else None
         codes = domain.coding.encode(params or trial.params)
         # Its worker was lost, or the search was interrupted: its network may be asked for again.

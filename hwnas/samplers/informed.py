@@ -38,41 +38,42 @@ class Context:
 
 
 def informed(context: Context, seed: int, n_startup_trials: int) -> KnownObjectiveSampler:
-    """The sampler for `context`."""
-    known, objective = NetworkFunctions(context), context.objective
+    """Return the sampler for `context`."""
+    network, objective = NetworkFunctions(context), context.objective
     functions = KnownFunctions(
-        known.costs if objective.minimised else None, known.features,
-        over=None if context.cap_ms is None else known.over_ms,
-        factor=known.rewards if objective.kind == "reward" else None, canonical=context.space.canonical_codes)
+        network.costs if objective.minimised else None, network.features,
+        over=None if context.cap_ms is None else network.over_ms,
+        factor=network.rewards if objective.kind == "reward" else None, canonical=context.space.canonical_codes)
     return KnownObjectiveSampler(
         {parameter.name: CategoricalDistribution(parameter.choices) for parameter in context.space.parameters},
         functions, learnt=_read_top1, n_startup_trials=n_startup_trials, seed=seed)
 
 
 def beliefs(study: optuna.Study, context: Context) -> dict[int, Belief]:
-    """Return the model's belief about each evaluated trial's top-1, by number, see `KnownObjectiveSampler.beliefs`."""
+    """Return the model's belief about each evaluated trial's top-1, by number, as `KnownObjectiveSampler.beliefs`."""
     return informed(context, 0, LEAST).beliefs(study)
 
 
 class NetworkFunctions:
-    """The quantities that a search knows of networks, by their codes."""
+    """The figures that a search knows of networks, by their codes."""
 
     def __init__(self, context: Context) -> None:
         self.context, costs = context, context.objective.minimised
+        # Costs are either a function of the latency, or sums over the blocks of a network.
         summed = [cost for cost in costs if not cost.of_latency]
         self._latency_is_a_cost = len(summed) < len(costs)
         self._figures: tuple[Figure, ...] = (macs, params, len, *(
             partial(cost.of, None, terms=context.objective.terms) for cost in summed))
 
     def costs(self, codes: Codes) -> Array:
-        """The costs that the search minimises [n, k]."""
+        """Return the costs that the search minimises [n, k]."""
         objective, latency_ms = self.context.objective, self.context.predict(codes).mean
         sums = iter(self._parts(codes)[3:].sum(axis=2) if self._figures[3:] else ())
         return np.column_stack([cost.of_latency(latency_ms, objective.terms) if cost.of_latency else next(sums)
                                 for cost in objective.minimised])
 
     def features(self, codes: Codes) -> Array:
-        """MACs, parameters, depth, latency (if no cost contains it) and each segment's share of the MACs [n, f]."""
+        """Return MACs, parameters, depth, latency (if no cost contains it) and segments' shares of the MACs [n, f]."""
         products, weights, depth = self._parts(codes)[:3]
         total = np.maximum(products.sum(axis=1), 1.0)
         features = [np.log(total), np.log(np.maximum(weights.sum(axis=1), 1.0)), depth.sum(axis=1)]
@@ -85,11 +86,11 @@ class NetworkFunctions:
         return upper_ms(self.context.predict(codes), self.context.cap_quantile) - float(self.context.cap_ms or 0.0)
 
     def rewards(self, codes: Codes) -> Array:
-        """The reward of a network whose top-1 is 1 [n]."""
+        """Return the reward of a network whose top-1 is 1 [n]."""
         return np.asarray(self.context.objective.reward(1.0, self.context.predict(codes).mean))
 
     def _parts(self, codes: Codes) -> Array:
-        """Each figure of each segment [figures, n, segments]."""
+        """Return each figure of each segment [figures, n, segments]."""
         return np.moveaxis(self.context.space.parts(codes, *self._figures), 2, 0)
 
 

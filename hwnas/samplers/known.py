@@ -48,13 +48,13 @@ Array = NDArray[np.float64]
 GOOD = 60  # number of evaluated settings from which candidates are bred
 NEAR = 0.15  # share of the way from the limit to the cheapest setting that counts as right below the limit
 MUTANTS, CROSSINGS = 500, 250  # candidates bred from evaluated settings
-GENERATIONS, CHILDREN, PARENTS = 4, 250, 50  # how the best of them evolve
+GENERATIONS, CHILDREN, PARENTS = 4, 250, 50  # rounds of evolution, new settings in each, and their parents
 RANDOM_ROUNDS = 8  # a space counts as used up after so many samples without a new setting
 
 
 @dataclass(frozen=True)
 class Belief:
-    """The belief of a model about a setting's learnt objective without its noise: mean and 90 % interval."""
+    """A model's belief about a setting's learnt objective without its noise: mean and 90 % interval."""
 
     mean: float
     low: float
@@ -62,19 +62,19 @@ class Belief:
 
 
 class KnownObjectiveSampler(BaseSampler):
-    """Models the study's first objective and knows the others; the module's docstring has an example.
+    """A sampler that models the study's first objective and knows the others. The module's docstring has an example.
 
     Equal seeds give equal proposals with one worker. The first ask raises a SamplerError if functions and study do not
     fit together, and a BudgetError if no setting is allowed.
 
     Args:
         search_space: Categorical and integer parameters by name.
-        functions: What is known of settings; None: nothing.
+        functions: The known facts of settings; None: there are none.
         learnt: Reads the learnt objective's value, and the standard deviation of its noise (0: unknown), from a
-            complete trial; None: the recorded value.
+            complete trial. If None, the recorded value is read.
         n_startup_trials: Number of first trials, LEAST or more, which are spread over the range of the known
             objective. With `over`, the last of them is right below the limit, if the space reaches it.
-        seed: Of all random numbers; None: a random one.
+        seed: The seed of all random numbers; None: a random one.
     """
 
     def __init__(self, search_space: Mapping[str, BaseDistribution], functions: KnownFunctions | None = None, *,
@@ -101,13 +101,14 @@ class KnownObjectiveSampler(BaseSampler):
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
                         ) -> dict[str, Any]:
-        """The setting to try next, as parameters by name; {} for a trial whose parameters are fixed."""
+        """Return the setting to try next, as parameters by name; {} for a trial whose parameters are fixed."""
         if {*search_space} <= {*trial.system_attrs.get("fixed_params", {})}:
             return {}
         domain = self._prepare_domain(study)
         history = self._read_history(study, domain, trial.number)
         rng = np.random.default_rng(self._rng.rng.randint(0, 2**32, 4, dtype=np.uint32))
         taken = set(_keys(np.concatenate([history.taken, history.pending])))
+        # The first asks spread out; then the model proposes, as soon as there are enough values for one.
         n_asked, proposals = len(taken), domain.sample[:0]
         if n_asked >= self._first and len(history.values) >= LEAST:
             proposals = propose(rng, domain, Surrogate(domain, history), taken)
@@ -116,10 +117,10 @@ class KnownObjectiveSampler(BaseSampler):
         return domain.coding.decode(proposals[0])
 
     def beliefs(self, study: optuna.Study) -> dict[int, Belief]:
-        """Return what the model of the whole study believes of each trial that has a value, by the trial's number.
+        """Return the model's belief about each trial that has a value, by the trial's number, from the whole study.
 
-        It does not matter which sampler asked for the trials. The best of many noisy values is too high on average;
-        the best belief is not. {} if there are too few values for a model.
+        Any sampler may have asked for the trials. The best of many noisy values is too high on average, the best belief
+        is not. {} if there are too few values for a model.
         """
         domain = self._prepare_domain(study)
         history = self._read_history(study, domain)
@@ -132,7 +133,7 @@ class KnownObjectiveSampler(BaseSampler):
                 zip(history.numbers.tolist(), *(end.tolist() for end in ends), strict=True)}
 
     def _prepare_domain(self, study: optuna.Study) -> Domain:
-        """The domain of a study; the last one is kept. SamplerError if the study cannot be searched."""
+        """Return the domain of a study, the last one if it fits; SamplerError if the study cannot be searched."""
         n_known = len(study.directions) - 1
         if n_known > MOST_KNOWN or StudyDirection.MAXIMIZE in study.directions[1:]:
             raise SamplerError(f"{n_known} known objectives; at most {MOST_KNOWN} can be searched with, minimised.")
@@ -146,18 +147,19 @@ class KnownObjectiveSampler(BaseSampler):
 
 
 def _sign(study: optuna.Study) -> float:
-    """1 if larger values of the learnt objective are better, otherwise -1."""
+    """Return 1 if larger values of the learnt objective are better, otherwise -1."""
     return 1.0 if study.directions[0] == StudyDirection.MAXIMIZE else -1.0
 
 
 def _spread_out(domain: Domain, taken: set[bytes], n_asked: int, n_parts: int, rng: np.random.Generator) -> Codes:
-    """Random settings that are new and allowed, the wanted ones first.
+    """Return random settings that are new and allowed, the best suited first.
 
-    The known objective's range is cut into `n_parts`, and each ask has a part. Settings near a random place in it come
-    first. In the first part, this place is the cheapest setting: a front ends there, and a model knows least about it.
-    In the last part it is right below the limit, if there is one: random settings are seldom so dear.
-    If no new setting exists, the result is any random one.
+    The range of the first known objective is cut into `n_parts`, and each ask has a part. Settings near a random place
+    in it come first. In the first part, this place is the cheapest setting: a front ends there, and a model knows least
+    about it. In the last part it is right below the limit, if there is one: random settings are seldom so dear. If no
+    new setting exists, the result is any random one.
     """
+    # 1. Draw new settings: random ones that are allowed, and the domain's sample.
     for _ in range(RANDOM_ROUNDS):
         codes = domain.canonical(domain.coding.sample(rng, 256))
         codes = np.concatenate([codes[domain.over(codes) <= 0], domain.sample[rng.permutation(len(domain.sample))]])
@@ -169,35 +171,35 @@ def _spread_out(domain: Domain, taken: set[bytes], n_asked: int, n_parts: int, r
     costs = domain.costs(codes)
     if not costs.shape[1]:
         return codes
-    # Parts are in van der Corput's order, by reversed bits: every stretch of it covers the whole range evenly.
+    # 2. Take the ask's part. In van der Corput's order (reversed bits) any successive parts cover the range evenly.
     part = np.argsort(np.argsort([int(f"{index:032b}"[::-1], 2) for index in range(n_parts)]))[n_asked % n_parts]
     if part == n_parts - 1 and domain.functions.over is not None:
         return _approach_limit(domain, codes, taken, rng)
     place = (part + rng.random()) / n_parts if part else 0.0
-    wanted_cost = np.quantile(domain.sample_costs[:, 0], place)
-    return np.asarray(codes[np.argsort(np.abs(costs[:, 0] - wanted_cost), kind="stable")])
+    target_cost = np.quantile(domain.sample_costs[:, 0], place)
+    return np.asarray(codes[np.argsort(np.abs(costs[:, 0] - target_cost), kind="stable")])
 
 
 def _approach_limit(domain: Domain, codes: Codes, taken: set[bytes], rng: np.random.Generator) -> Codes:
-    """New allowed settings, those first that are nearest to a random place right below the limit."""
+    """Return new allowed settings, the nearest to a random place right below the limit first."""
     edge = NEAR * float(domain.over(domain.sample).min())
-    wanted = edge * rng.random()
-    near, over = domain.climb(codes, lambda over: np.abs(over - wanted), lambda over: edge <= over[0] <= 0, rng)
+    place = edge * rng.random()
+    near, over = domain.climb(codes, lambda over: np.abs(over - place), lambda over: edge <= over[0] <= 0, rng)
     near = _select_new(near[over <= 0], taken)
     return near if len(near) else codes
 
 
 def propose(rng: np.random.Generator, domain: Domain, model: Surrogate, taken: set[bytes]) -> Codes:
-    """New allowed settings by descending gain; equal gains are in the order of their codes.
+    """Return new allowed settings by descending gain; equal gains are in the order of their codes.
 
-    They are mutants and crossings of good evaluated settings, which then evolve on the expected gain.
+    They are mutants and crossings of good evaluated or pending settings, which then evolve on the expected gain.
     """
     coding, good = domain.coding, model.good(GOOD)
-    drawn = (rng.random(MUTANTS) ** 1.5 * len(good)).astype(np.int64)  # the first ones are drawn more often
-    bred = [coding.mutate(good[drawn], rng), cross(rng, good, CROSSINGS)]
+    drawn_rows = (rng.random(MUTANTS) ** 1.5 * len(good)).astype(np.int64)  # the first ones are drawn more often
+    bred = [coding.mutate(good[drawn_rows], rng), cross(rng, good, CROSSINGS)]
     codes, gains = good[:0], np.zeros(0)
     for _ in range(1 + GENERATIONS):
-        # 1. Score those that are new and allowed.
+        # 1. Score the settings that are new and allowed.
         new = _select_new(np.unique(domain.canonical(np.concatenate(bred)), axis=0), taken)
         new = new[domain.over(new) <= 0]
         new_gains = model.gains(new) if len(new) else np.zeros(0)
@@ -216,7 +218,7 @@ def propose(rng: np.random.Generator, domain: Domain, model: Surrogate, taken: s
 
 
 def cross(rng: np.random.Generator, parents: Codes, n: int) -> Codes:
-    """Uniform crossings [n, p] of random pairs."""
+    """Return uniform crossings [n, p] of random pairs."""
     left, right = (parents[rng.integers(0, len(parents), n)] for _ in range(2))
     return np.where(rng.random(left.shape) < 0.5, left, right)
 

@@ -1,8 +1,8 @@
-"""Samplers by name (ours, Optuna's, third parties' through the entry points `hwnas.samplers`), and how they ask.
+"""Samplers by name: ours, Optuna's, and third parties' through the entry points `hwnas.samplers`.
 
-`RepeatableSampler` wraps a sampler and makes it repeatable, aware of the cap, not misled by duplicates. It solves three
-problems. Optuna's samplers restart their random stream in every process, so a resumed search would ask for its first
-networks again. NSGA-II and GP ignore PRUNED trials, so they would never learn where the cap is. Genetic samplers leave
+`RepeatableSampler` wraps a sampler and makes it repeatable, aware of the cap, and not misled by duplicates. It solves
+three problems. Optuna's samplers restart their random stream in every process, so a resumed search would ask for its
+first networks again. NSGA-II and GP ignore PRUNED trials, so they would never learn the cap. Genetic samplers leave
 queued trials out of every generation.
 """
 
@@ -35,11 +35,11 @@ from hwnas.study.record import DUPLICATE, FAILED, INFEASIBLE, minimised, outcome
 
 
 class RepeatableSampler(BaseSampler):
-    """Wraps the sampler `inner`: seeds it before each ask, and shows it the study through a StudyView.
+    """A wrapper that seeds the sampler `inner` before each ask, and shows it the study through a StudyView.
 
     The seed of an ask comes from `seed` and the ask's place in the study. With one worker, the same seed asks for the
-    same networks, whether or not the search was interrupted. A resumed GP may differ slightly, because it warm-starts
-    its fits.
+    same networks, even if the search was interrupted. A resumed GP may differ slightly, because it warm-starts its
+    fits.
     """
 
     def __init__(self, inner: BaseSampler, seed: int) -> None:
@@ -67,6 +67,7 @@ class RepeatableSampler(BaseSampler):
         for index, state in enumerate(self._states):
             state.rng.seed(np.random.SeedSequence([self._seed, place, index]).generate_state(4))
         self.inner.before_trial(view, trial)
+        # A queued trial is not sampled: without this, a genetic sampler would leave it out of every generation.
         if "fixed_params" in trial.system_attrs and isinstance(self.inner, BaseGASampler):
             self.inner.get_trial_generation(view, trial)
 
@@ -90,17 +91,18 @@ class StudyView(optuna.Study):
         self._study = study
 
     def stop(self) -> None:
-        """Nothing: a sampler does not decide when a search is over."""
+        """Do nothing: a sampler does not decide when a search is over."""
 
     def read_all(self) -> list[FrozenTrial]:
-        """The study's own trials."""
+        """Return the study's own trials."""
         return self._study._get_trials(deepcopy=False, use_cache=True)
 
     def _get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
                     ) -> list[FrozenTrial]:
         columns = [COSTS[name].predicted for name in minimised(self._study)][:len(self.directions) - 1]
+        # A trial over the cap has the mean of the trials before it only, so that later asks see the same values.
         total, n_complete = np.zeros(len(self.directions)), 0
-        shown = []
+        trials = []
         for trial in self.read_all():
             if trial.state == TrialState.COMPLETE:
                 total, n_complete = total + trial.values, n_complete + 1
@@ -114,12 +116,12 @@ class StudyView(optuna.Study):
                 trial = copy.copy(trial)
                 trial.state, trial.values = TrialState.COMPLETE, values
             if states is None or trial.state in states:
-                shown.append(trial)
-        return copy.deepcopy(shown) if deepcopy else shown
+                trials.append(trial)
+        return copy.deepcopy(trials) if deepcopy else trials
 
 
 def _random_states(part: Any, seen: set[int]) -> list[LazyRandomState]:
-    """Every random state in a sampler and in its parts, each once, in a fixed order."""
+    """Return every random state in a sampler and in its parts, each once, in a fixed order."""
     if id(part) in seen:
         return []
     seen.add(id(part))
@@ -137,31 +139,31 @@ OWN = "hwnas"
 
 @dataclass(frozen=True, slots=True)
 class OwnOptions:
-    """Options of our known-objective sampler."""
+    """The options of our known-objective sampler."""
 
     n_startup_trials: int = option(8, low=LEAST, help="random networks first")
 
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """Options of Optuna's samplers that fit a model."""
+    """The options of Optuna's samplers that fit a model."""
 
     n_startup_trials: int = option(10, low=1)
 
 
 @dataclass(frozen=True, slots=True)
 class GeneticOptions:
-    """Options of NSGA-II. Generations of 10 suit 30 to 500 evaluations; Optuna's 50 leave the first 50 random."""
+    """The options of NSGA-II. Generations of 10 suit 30 to 500 evaluations; Optuna's 50 leave the first 50 random."""
 
     population_size: int = option(10, low=2)
 
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Options of random search: none."""
+    """The options of random search: none."""
 
 
-# TPE samples all parameters together, so that an ask reads the study once, and counts what is being evaluated as bad.
+# TPE samples all parameters together, so that an ask reads the study once, and counts running trials as bad.
 _TPE = partial(TPESampler, multivariate=True, constant_liar=True)
 # Each built-in sampler: a callable `(seed, **options)`, and its options. Ours takes a Context as well.
 _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], type[Any]]] = {
@@ -170,20 +172,20 @@ _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], type[Any]]] = {
 
 
 def check_sampler(name: str) -> dict[str, EntryPoint]:
-    """The entry points by name; UnknownName unless `read_sampler` accepts `name`."""
+    """Return the entry points by name; UnknownName unless `read_sampler` accepts `name`."""
     others = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in (known := sorted({*_BUILT_IN, *others})):
-        raise UnknownName("sampler", name, known)
+    if name not in (names := sorted({*_BUILT_IN, *others})):
+        raise UnknownName("sampler", name, names)
     return others
 
 
 def default_options(name: str) -> dict[str, Any]:
-    """The options of a sampler with their defaults; {} for a sampler of another package."""
+    """Return the options of a sampler with their defaults; {} for a sampler of another package."""
     return defaults(_BUILT_IN[name][1]) if name in _BUILT_IN else {}
 
 
 def read_sampler(name: str, seed: int, options: Mapping[str, Any]) -> Callable[[Context | None], RepeatableSampler]:
-    """Check the options of the sampler `name`; returns a function that makes it from a Context.
+    """Check the options of the sampler `name`, and return a function that makes it from a Context.
 
     A third party's entry point is a callable `(seed, **options) -> BaseSampler`. If it takes `context`, it gets the
     same Context as ours: space, predicted latency, objective with its costs, cap. The cap needs no constraints_func,

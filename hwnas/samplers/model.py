@@ -31,18 +31,18 @@ LEAST = 4  # least number of values for a model
 MOST_TUNED, MOST_FITTED = 120, 600  # most values that weights are tuned on, and that the process is fitted to
 MOST_KNOWN = 2  # most known objectives in a gain
 WORST = 0.25  # hypervolume is counted from this quantile of the values that random settings are expected to reach
-MOST_CELLS = 1 << 15  # candidates times cells of the front that are integrated at once
-# Places of a normal distribution, in standard deviations, and their weights: what integrals over it are summed up from.
+MOST_CELLS = 1 << 15  # most candidates times cells of the front that are integrated at once
+# Places of a normal distribution, in standard deviations, and their weights: integrals over it are sums over them.
 PLACES = np.linspace(-5, 5, 81)
 WEIGHTS = np.exp(-0.5 * PLACES**2) / np.exp(-0.5 * PLACES**2).sum()
 
 
 @dataclass(frozen=True)
 class Warp:
-    """Maps values (larger is better) to roughly normal ones, and back.
+    """A map from values (larger is better) to roughly normal ones, and back.
 
-    It is Yeo and Johnson's map (2000) on robust units, of powers from 0 to 2: there it is defined for every number and
-    can be inverted. Low outliers are moved to a floor first.
+    It is Yeo and Johnson's map (2000) on robust units, with powers from 0 to 2: for them it is defined for every number
+    and can be inverted. Low outliers are moved to a floor first.
     """
 
     centre: float
@@ -64,7 +64,7 @@ class Warp:
         power = 1.0
         if np.ptp(scaled) > 1e-9 and len(values) >= LEAST_WARPED:
             def loss(power: float) -> float:
-                """The negative log likelihood, and a weak prior: few values say little about a warp."""
+                """Return the negative log likelihood with a weak prior, as few values say little about a warp."""
                 return (power - 1) ** 2 - float(scipy.stats.yeojohnson_llf(power, scaled))
 
             power = float(scipy.optimize.minimize_scalar(loss, bounds=(0.0, 2.0), method="bounded").x)
@@ -77,21 +77,21 @@ class Warp:
         return np.asarray((scipy.stats.yeojohnson(scaled, self.power) - self.mean) / self.std)
 
     def inverse(self, warped: Array) -> Array:
-        """Map warped values back; the results do not lie below the floor."""
+        """Map warped values back. A value that was below the floor comes back as the floor."""
         shifted = np.asarray(warped) * self.std + self.mean
         scaled = np.where(shifted >= 0, scipy.special.inv_boxcox1p(np.maximum(shifted, 0), self.power),
                           -scipy.special.inv_boxcox1p(np.maximum(-shifted, 0), 2 - self.power))
         return np.asarray(scaled * self.unit + self.centre)
 
     def slope(self, values: Array) -> Array:
-        """Slope of the warp at values [n]: warped units per unit of value."""
+        """Return the slope of the warp at values [n]: warped units per unit of value."""
         step = 1e-3 * self.unit
         return np.asarray((self(values + step) - self(values - step)) / (2 * step))
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The kernel's numbers: variances of its two parts and of the noise, a weight for each parameter and feature.
+    """The kernel's parameters: variances of its two parts and of the noise, a weight for each parameter and feature.
 
     `calibration` scales standard deviations, so that the errors at left-out values are as large as the model says.
     """
@@ -105,20 +105,20 @@ class Weights:
 
     @classmethod
     def of_logs(cls, logs: Array, n_parameters: int) -> Weights:
-        """The weights with these logarithms, in the order of the fields."""
+        """Return the weights with these logarithms, in the order of the fields."""
         values = np.exp(logs)
         by_setting, by_features, noise = values[:3].tolist()
         return cls(by_setting, by_features, noise, values[3 : 3 + n_parameters], values[3 + n_parameters :])
 
 
 def prior(n_parameters: int, n_features: int) -> tuple[Array, Array]:
-    """Means and standard deviations of the weights' logarithms."""
+    """Return means and standard deviations of the weights' logarithms."""
     means = np.log([0.5, 0.5, 0.02, *[2.0 / n_parameters] * n_parameters, *[1.0 / max(n_features, 1)] * n_features])
     return means, np.array([1.0, 1.0, 1.5, *[1.2] * (n_parameters + n_features)])
 
 
 def _kernel_parts(left: Inputs, right: Inputs, weights: Weights) -> tuple[Array, Array]:
-    """The kernel's two parts [n, m]: by settings and by features."""
+    """Return the kernel's two parts [n, m]: by settings and by features."""
     scale, feature_scale = np.sqrt(weights.parameters[left.owner]), np.sqrt(0.5 * weights.features)
     by_setting = np.exp(-_squared_distances(left.embedded * scale, right.embedded * scale))
     by_features = np.exp(-_squared_distances(left.features * feature_scale, right.features * feature_scale))
@@ -145,7 +145,8 @@ def fit_weights(inputs: Inputs, values: Array, noise: Array) -> Weights:
 
 def negative_log_posterior(logs: Array, inputs: Inputs, values: Array, noise: Array, means: Array, widths: Array
                            ) -> tuple[float, Array]:
-    """Negative log posterior of the weights' logarithms, and its gradient in them."""
+    """Return the negative log posterior of the weights' logarithms, and its gradient in them."""
+    # 1. The covariance at these weights, and its inverse.
     n_parameters = int(inputs.owner.max()) + 1
     weights = Weights.of_logs(logs, n_parameters)
     by_setting, by_features = _kernel_parts(inputs, inputs, weights)
@@ -154,20 +155,21 @@ def negative_log_posterior(logs: Array, inputs: Inputs, values: Array, noise: Ar
     factor = scipy.linalg.cho_factor(covariance, lower=True)
     inverse = scipy.linalg.cho_solve(factor, np.eye(len(values)))
     solved = inverse @ values
-    # The likelihood's slope in each entry of the covariance; the chain rule then gives that in each weight.
+    # 2. The slope of the likelihood in each entry of the covariance. The chain rule gives it in each log weight.
     slope = 0.5 * (inverse - np.outer(solved, solved))
     by_column = _weighted_squares(slope * by_setting, inputs.embedded)
     gradient = np.concatenate([
         [np.vdot(slope, by_setting), np.vdot(slope, by_features), weights.noise_variance * np.trace(slope)],
         -weights.parameters * np.bincount(inputs.owner, by_column, n_parameters),
         -0.5 * weights.features * _weighted_squares(slope * by_features, inputs.features)])
+    # 3. The normal prior of the log weights.
     away = (logs - means) / widths
     loss = 0.5 * values @ solved + np.log(np.diag(factor[0])).sum() + 0.5 * away @ away
     return float(loss), gradient + away / widths
 
 
 def _weighted_squares(matrix: Array, columns: Array) -> Array:
-    """For each column, the sum over pairs of matrix[i, j] * (columns[i] - columns[j])**2; `matrix` is symmetric."""
+    """Sum matrix[i, j] * (columns[i] - columns[j])**2 over all pairs, for each column; `matrix` is symmetric."""
     return np.asarray(2 * (matrix.sum(1) @ columns**2 - ((matrix @ columns) * columns).sum(0)))
 
 
@@ -182,7 +184,7 @@ class Process:
         self._solved = scipy.linalg.cho_solve((self._factor, True), values)
 
     def predict(self, inputs: Inputs) -> tuple[Array, Array]:
-        """Posterior mean [m] and standard deviation [m] of the noiseless value."""
+        """Return posterior mean [m] and standard deviation [m] of the noiseless value."""
         weights = self.weights
         cross = np.add(*_kernel_parts(self.inputs, inputs, weights))
         shrunk = scipy.linalg.solve_triangular(self._factor, cross, lower=True, check_finite=False)
@@ -190,32 +192,33 @@ class Process:
         return cross.T @ self._solved, np.sqrt(variance) * weights.calibration
 
     def extend(self, inputs: Inputs, values: Array) -> Process:
-        """The process with more settings and their warped values."""
+        """Return the process with more settings and their warped values, which have no known noise."""
         both = Inputs(np.concatenate([self.inputs.embedded, inputs.embedded]), inputs.owner,
                       np.concatenate([self.inputs.features, inputs.features]))
         return Process(both, np.concatenate([self.values, values]),
                        np.concatenate([self.noise, np.zeros(len(values))]), self.weights)
 
     def left_out_spread(self) -> float:
-        """Root mean square of leave-one-out errors, in their standard deviations (Rasmussen & Williams, 5.4.2)."""
+        """Return the root mean square of leave-one-out errors in standard deviations (Rasmussen & Williams, 5.4.2)."""
         inverse = np.diag(scipy.linalg.cho_solve((self._factor, True), np.eye(len(self.values))))
         scores = self._solved / np.sqrt(inverse)
+        # A few surprises must not widen all intervals, and intervals are never narrowed.
         return float(np.clip(np.sqrt(np.mean(np.minimum(scores**2, MOST_SURPRISE))), *CALIBRATIONS))
 
 
 class Surrogate:
-    """Predicts gains for one ask. `history` has at least LEAST values."""
+    """A model that predicts gains for one ask. `history` has at least LEAST values."""
 
     def __init__(self, domain: Domain, history: History) -> None:
         self.domain = domain
         costs, codes, values = domain.costs(history.codes), history.codes, history.values.copy()
-        # 1. The process is fitted to warped values.
+        # 1. The process is fitted to warped values. Its weights are tuned on fewer rows, as that takes many fits.
         inputs = domain.inputs(codes, costs)
         self.warp = Warp.fit(values)
         warped, noise = self.warp(values), (history.stds * self.warp.slope(values)) ** 2
-        fitted, tuned = _thin(len(values), MOST_FITTED), _thin(len(values), MOST_TUNED)
-        weights = fit_weights(inputs[tuned], warped[tuned], noise[tuned])
-        self.process = Process(inputs[fitted], warped[fitted], noise[fitted], weights)
+        fitted_rows, tuned_rows = _thin(len(values), MOST_FITTED), _thin(len(values), MOST_TUNED)
+        weights = fit_weights(inputs[tuned_rows], warped[tuned_rows], noise[tuned_rows])
+        self.process = Process(inputs[fitted_rows], warped[fitted_rows], noise[fitted_rows], weights)
         # 2. The front is that of posterior means, as the best of many noisy values is too high on average.
         if (history.stds > 0).any():
             means, _ = self.process.predict(inputs)
@@ -229,20 +232,21 @@ class Surrogate:
             values = np.concatenate([values, self.warp.inverse(means)])
             costs, codes = np.concatenate([costs, pending_costs]), np.concatenate([codes, history.pending])
         self.codes, self.values, self.costs = codes, values * domain.factor(codes), costs
-        # 4. Hypervolume is counted from what random settings are expected to reach.
+        # 4. Hypervolume is counted from a value that random settings are expected to reach.
         anywhere, _ = self.process.predict(domain.inputs(domain.sample, domain.sample_costs))
         worst = float(self.warp.inverse(np.quantile(anywhere, [WORST]))[0])
         floor = worst if domain.n_known else -math.inf
         self.front = Front(self.values, self.costs, floor, domain.reference_costs)
 
     def good(self, most: int) -> Codes:
-        """Evaluated settings, best first: the front, then the front of the rest."""
+        """Return evaluated and pending settings, best first: the front, then the front of the rest, and so on."""
         points = np.column_stack([-self.values, self.costs])
         order = np.concatenate(layers(points, [True] * points.shape[1]))
         return np.asarray(self.codes[order[:most]])
 
     def gains(self, codes: Codes) -> Array:
-        """The hypervolume that each setting is expected to add [m]; without known objectives, the improvement."""
+        """Return the hypervolume [m] that each setting is expected to add; if no objective is known, the
+        improvement."""
         costs = self.domain.costs(codes)
         mean, std = self.process.predict(self.domain.inputs(codes, costs))
         values = self.warp.inverse(mean[:, None] + std[:, None] * PLACES) * self.domain.factor(codes)[:, None]
@@ -250,12 +254,12 @@ class Surrogate:
 
 
 def _thin(n: int, most: int) -> NDArray[np.int64]:
-    """All rows of so many, or `most` of them at even distances."""
+    """Return the indices of all `n` rows, or of `most` rows at even distances."""
     return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
 
 
 class Front:
-    """The front of values [n] (larger is better) at costs [n, k], k at most MOST_KNOWN, and what it would gain.
+    """The front of values [n] (larger is better) at costs [n, k], k at most MOST_KNOWN, and the gains of candidates.
 
     Costs cut the space up to the reference point into cells. `best` is the best value at the lower corner of each.
     """
@@ -269,13 +273,13 @@ class Front:
         self.edges = [np.concatenate([[-np.inf], np.unique(costs[:, axis]), [limit]])
                       for axis, limit in enumerate(reference_costs)]
         self.best = np.full([len(edges) - 1 for edges in self.edges], reference_value)
-        for value, cost in zip(values, costs, strict=True):
+        for value, cost in zip(values, costs, strict=True):  # a value counts in all cells of no lower cost
             beyond = tuple(slice(int(np.searchsorted(edges, at)), None)
                            for edges, at in zip(self.edges, cost, strict=True))
             self.best[beyond] = np.maximum(self.best[beyond], value)
 
     def expected_gain(self, costs: Array, values: Array) -> Array:
-        """Expected gain [m] of candidates at `costs` [m, k], whose value at each of PLACES is `values` [m, places]."""
+        """Return the expected gain [m] of candidates at `costs` [m, k]; `values` [m, places] are theirs at PLACES."""
         levels, level_of = np.unique(self.best, return_inverse=True)
         at_once = max(1, MOST_CELLS // self.best.size)
         gains = []
@@ -283,6 +287,7 @@ class Front:
             part = slice(start, start + at_once)
             # In each cell a candidate gains its width times the value's expected excess over the best one there.
             excess = np.maximum(values[part, None] - levels[:, None], 0.0) @ WEIGHTS
+            # Sum over the cells, one cost axis after another.
             gain = excess[:, level_of.reshape(self.best.shape)]
             for axis, edges in reversed(list(enumerate(self.edges))):
                 widths = np.maximum(edges[1:] - np.maximum(edges[:-1], costs[part, axis][:, None]), 0.0)
