@@ -1,1 +1,1 @@
-"""Latency: measured, kept in tables, predicted with an interval."""
+"""Latencies of networks: they are measured, stored in tables, and predicted with an interval."""

@@ -1,8 +1,8 @@
-"""The agent: what times networks on another machine. It is sent there, and ends when its caller is gone.
+"""The agent: a program that times networks on another machine. It is sent there, and ends when its caller is gone.
 
-Two processes. The worker answers the caller; nothing but the timed calls runs in it while it times. The keeper, its
-parent, waits for the end: it ends a worker whose caller is gone, says what ended one that crashed, and removes what
-must not stay. A message is a line of JSON. The caller is believed, for all of this is its own program.
+It has two processes. The worker answers the caller; while it times, nothing but the timed calls runs in it. The keeper,
+its parent, waits for the end: it ends a worker whose caller is gone, reports how a worker crashed, and removes
+temporary files. A message is a line of JSON. The caller's messages are not checked: this program is the caller's own.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from hwnas.system.processes import die_with_parent
 from hwnas.target import Host, Target
 
 MOST_KEPT = 4 << 30  # bytes of all files
-KEPT_COMPILED = 32
-NOTE_EVERY_S = 1.0
-SILENCE_S = 120  # without a request, after which the agent ends
+KEPT_COMPILED = 32  # networks that stay compiled
+NOTE_EVERY_S = 1.0  # between two notes of progress
+SILENCE_S = 120  # seconds without a request, after which the agent ends
 Network = Mapping[str, Any]  # a file's name, target, and shape of an image
 
 
 @lru_cache(maxsize=KEPT_COMPILED)
 def _compiled(file: TimedFile) -> Compiled:
-    """A file compiled for its answers and what is executed."""
+    """Compile a file for its answers and its executed precisions."""
     return load_runtime(file.target.runtime).compile(file.path, file.target)
 
 
@@ -55,29 +55,30 @@ def main(back: int, cache: str, own: str) -> NoReturn:
     """Serve the caller who writes to standard input and reads from the file descriptor `back`, until it is gone.
 
     Args:
-        back: Where answers go.
+        back: The file descriptor of the answers.
         cache: The folder that stays.
         own: The folder in it that is removed at the end.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ended, held = os.pipe()  # the worker alone holds the other end
+    watched_end, worker_end = os.pipe()  # the first is readable when the worker, which alone has the second, has ended
     process = os.fork()  # this process has no threads, and has loaded no runtime
     if not process:
         with contextlib.suppress(BrokenPipeError):  # the caller is gone
-            os.close(ended)
+            os.close(watched_end)
             _Worker(back, Path(cache), Path(own)).serve()
         os._exit(0)
-    os.close(held)
+    os.close(worker_end)
+    # The keeper sleeps until the caller or the worker is gone.
     poll = select.poll()
-    poll.register(0, select.POLLRDHUP)  # that it ends; what it says is the worker's
-    poll.register(ended, select.POLLIN)
+    poll.register(0, select.POLLRDHUP)  # only its end: the worker reads its lines
+    poll.register(watched_end, select.POLLIN)
     ready = dict(poll.poll())
-    os.kill(process, signal.SIGKILL)  # it may have ended, and is there until it is waited for
+    os.kill(process, signal.SIGKILL)  # no error if it has ended: a process exists until its parent waits for it
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     shutil.rmtree(own, ignore_errors=True)
-    if ended in ready and code:
-        said = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        os.write(back, json.dumps({"error": "Crash", "message": said}).encode() + b"\n")
+    if watched_end in ready and code:
+        message = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        os.write(back, json.dumps({"error": "Crash", "message": message}).encode() + b"\n")
     sys.exit(0)
 
 
@@ -102,7 +103,7 @@ class _Worker:
                 self.say(self.answer(json.loads(line)))
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The result of a request, or its error, whatever that is: a library may be half installed here."""
+        """Return the result of a request, or its error. Any exception is one: a library may be half installed here."""
         memory_mb, operation = asked.pop("memory_mb", None), getattr(self, f"_{asked.pop('op')}")
         try:
             with limited_memory(memory_mb) if memory_mb else contextlib.nullcontext():
@@ -122,7 +123,7 @@ class _Worker:
         self.back.flush()
 
     def tell(self, share: float, note: str) -> None:
-        """Pass progress on, now and then: nothing of it happens while a call is timed."""
+        """Send progress every NOTE_EVERY_S at most, and notes of waiting at once; never while a call is timed."""
         if note.startswith(WAITING) or time.monotonic() - self.noted_s >= NOTE_EVERY_S:
             self.noted_s = time.monotonic()
             self.say({"note": note, "share": share})
@@ -130,11 +131,11 @@ class _Worker:
     def file(self, network: Network) -> TimedFile:
         return TimedFile(self.files / network["file"], Target.from_config(network["target"]), tuple(network["shape"]))
 
-    # what is asked
+    # The operations of requests, by their names.
 
     def _hello(self) -> dict[str, Any]:
-        """Remove what agents left that were killed, and the files used longest ago where there are too many."""
-        for folder in self.own.parent.iterdir():
+        """Return this host. Remove files of killed agents, and the files used longest ago beyond MOST_KEPT bytes."""
+        for folder in self.own.parent.iterdir():  # named by the agents' process numbers
             if not Path("/proc", folder.name).exists():
                 shutil.rmtree(folder, ignore_errors=True)
         total = 0
@@ -146,7 +147,7 @@ class _Worker:
         return Host.detect().to_dict()
 
     def _put(self, file: str, offset: int, size: int, piece: str) -> int:
-        """Write a piece of a file, which is whole at `size` bytes; how many are here. Several agents may do so."""
+        """Write a piece of a file of `size` bytes and return how many are here. Several agents may write it at once."""
         path, part = self.files / file, self.files / f"{file}.part"
         with open(os.open(part, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as content:
             if path.is_file():
@@ -155,18 +156,19 @@ class _Worker:
                 return size
             content.seek(offset)
             content.write(base64.b64decode(piece))
-            held = content.seek(0, os.SEEK_END)
-            if held >= size:
+            # A whole file gets its name, the hash of its content, only if the content has this hash.
+            n_here = content.seek(0, os.SEEK_END)
+            if n_here >= size:
                 content.seek(0)
                 if hashlib.file_digest(content, "sha256").hexdigest() != file.partition(".")[0]:
                     part.unlink(missing_ok=True)
                     raise TargetError(f"a file arrived torn ({file[:12]}). Give the same command again.")
                 with contextlib.suppress(FileNotFoundError):  # another agent was quicker
                     os.replace(part, path)
-        return held
+        return n_here
 
     def _check(self, runtime: str, target: dict[str, Any] | None) -> str:
-        """The runtime's version; errors where what it needs is not here, or it cannot run the target."""
+        """Return the runtime's version; TargetError if a package is missing, or if it cannot run the target."""
         for package in filter(None, (getattr(load_runtime(runtime), "package", ""), runtime != "litert" and "onnx")):
             if find_spec(package.replace("-", "_")) is None:
                 raise TargetError(f"its {sys.executable} has no {package}. Install it there: {sys.executable} -m pip "
@@ -179,8 +181,8 @@ class _Worker:
         return _compiled(self.file(network)).execution.to_dict()
 
     def _logits(self, network: Network, images: str, shape: Sequence[int]) -> str:
-        given = np.frombuffer(zlib.decompress((self.files / images).read_bytes()), "<f4").reshape(shape)
-        answers = np.ascontiguousarray(_compiled(self.file(network)).logits(given), "<f4")
+        batch = np.frombuffer(zlib.decompress((self.files / images).read_bytes()), "<f4").reshape(shape)
+        answers = np.ascontiguousarray(_compiled(self.file(network)).logits(batch), "<f4")
         return f"{','.join(map(str, answers.shape[1:]))}:{base64.b64encode(answers.tobytes()).decode()}"
 
     def _curve(self, network: Network, reference: Network, job: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hwnas.target import Target
 @dataclass(frozen=True, slots=True)
 class TimedFile:
     """An ONNX file as it is timed: compiled for `target`, fed batches of noise images `shape` [channels, h, w].
-    `compiled`: what its runtime has kept of it, if that is made already."""
+    `compiled`: the file in which its runtime has saved the compiled network; None if that is not made yet."""
 
     path: Path
     target: Target
@@ -26,8 +26,8 @@ class TimedFile:
 
 
 def bind_copies(file: TimedFile, copies: int) -> FileCalls:
-    """Return bound calls of as many compilations, each with another place in memory. If the runtime can keep a compiled
-    network, the file is compiled once and loaded so often."""
+    """Return the bound calls of `copies` compilations, each at another place in memory. If the runtime can save a
+    compiled network, the file is compiled once and loaded `copies` times."""
     runtime, images = load_runtime(file.target.runtime), noise(file.target.batch, file.shape)
     save, load = getattr(runtime, "save_compiled", None), getattr(runtime, "load_compiled", None)
     if save is None or load is None:
@@ -42,5 +42,5 @@ def bind_copies(file: TimedFile, copies: int) -> FileCalls:
 
 
 def noise(batch: int, shape: Sequence[int]) -> np.ndarray:
-    """A fixed random batch of normalised images, float32 [batch, *shape]."""
+    """Return a fixed random batch of normalised images, float32 [batch, *shape]."""
     return np.random.default_rng(0).standard_normal((batch, *shape), dtype=np.float32)

@@ -27,26 +27,26 @@ _OPERATORS = (r"No conversion rule found for operations: ([^\n]+)", r"No Op regi
 _OUT_OF_MEMORY = re.compile(r"bad_alloc|bad allocation|out of memory|failed to allocate|cannot allocate", re.IGNORECASE)
 _NOISE = re.compile(r"Exception from \S+:\d+: |Check '[^']*' failed at \S+:\d*:? |Load model from .*? failed: ?")
 _MAX_ROUNDS = 60
-REPEATS = 100  # inferences that times of nodes are the mean of
+REPEATS = 100  # inferences over which the times of nodes are averaged
 
 
 def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], runtime: Runtime, progress: Progress
                ) -> dict[str, Any]:
     """Time a file at each batch size and number of threads of `job`, all in the same rounds beside a reference.
 
-    `job`: `label`, `batches`, `threads`, `seconds`, `seed`, `memory_mb`, `explain`. The result holds plain values:
-    executed precisions, raw samples, and to `explain` the profiled nodes. ModelError says what the file lacks.
+    `job`: `label`, `batches`, `threads`, `seconds`, `seed`, `memory_mb`, `explain`. The result has plain values only:
+    executed precisions, raw samples, and with `explain` the profiled nodes. ModelError says why a file cannot run.
     """
     target = file.target
     targets = [replace(target, batch=batch, threads=threads) for threads in job["threads"] for batch in job["batches"]]
     network = LoadedModel(runtime, file.path, job["label"], file.shape, job["memory_mb"])
     compiled = {each: network.compile(each, look=job["explain"]) for each in targets}
-    beside = bind_copies(reference, Protocol().copies)
+    reference_calls = bind_copies(reference, Protocol().copies)
     calls = {f"{each.batch} {each.threads}": FileCalls([network.bind(model, each)], file.path)
              for each, model in compiled.items()}
     protocol = _protocol([call for call, in calls.values()], job["seconds"])
     measurements = measure(
-        calls, beside, protocol, seed=job["seed"], threads=most_threads(compiled), progress=progress,
+        calls, reference_calls, protocol, seed=job["seed"], threads=most_threads(compiled), progress=progress,
         gpu=read_gpu_state if target.device == "cuda" else None,
         reference_id=identify_reference(reference.target, runtime.version(), "x".join(map(str, reference.shape))))
     timed = [{"batch": each.batch, "threads": each.threads, "execution": model.execution.to_dict(),
@@ -62,7 +62,7 @@ def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], ru
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The model file, compiled for several batch sizes. Runtimes' errors are translated into the user's terms."""
+    """A model file that is compiled for several batch sizes. It translates runtimes' errors into the user's terms."""
 
     runtime: Runtime
     file: Path
@@ -71,15 +71,15 @@ class LoadedModel:
     memory_mb: int
 
     def compile(self, target: Target, look: bool = False) -> Compiled:
-        """Compiled for `target`; to `look` at it, what falls back is no error (`hwnas.runtimes.runtime.inspected`).
-        ModelError names the operators that the runtime lacks, or what else is wrong."""
+        """Compile for `target`. With `look`, a fall-back from its precision is no error (see `runtime.inspected`).
+        ModelError names the operators that the runtime lacks, or another fault."""
         try:
             return inspected(self.runtime, self.file, target) if look else self.runtime.compile(self.file, target)
         except CandidateError as error:
             raise ModelError(self._explain(error, target)) from None
 
     def bind(self, compiled: Compiled, target: Target) -> Call:
-        """A bound call that has run once."""
+        """Return a bound call that has run once; ModelError if the runtime cannot run this batch size."""
         try:
             call = compiled.bind(noise(target.batch, self.shape))
             call()
@@ -94,10 +94,10 @@ class LoadedModel:
     def _explain(self, error: CandidateError, target: Target) -> str:
         whole = str(error.__cause__ or error)
         self._check_memory(whole)
-        lacking = sorted({name.strip(" .") for pattern in _OPERATORS for group in re.findall(pattern, whole)
+        missing = sorted({name.strip(" .") for pattern in _OPERATORS for group in re.findall(pattern, whole)
                           for name in group.split(",")})
-        if lacking:
-            return (f"{self.label}: {self.runtime.name} has no operator {', '.join(lacking)[:300]}. Export it with "
+        if missing:
+            return (f"{self.label}: {self.runtime.name} has no operator {', '.join(missing)[:300]}. Export it with "
                     "standard operators, or choose a target of another runtime.")
         if not isinstance(error, FileError):  # of a runtime of another package
             return f"{self.label}: {_NOISE.sub('', str(error))}"
@@ -113,11 +113,11 @@ class LoadedModel:
 
 
 def _protocol(calls: Sequence[Callable[[], None]], seconds: float) -> Protocol:
-    """The usual protocol, with enough rounds for a p99 if half of the time allows it. A network of any size is compiled
-    once, and the interval has what compilations differ by."""
+    """Return the usual protocol, with enough rounds for a p99 if half of the time allows it. Each network is compiled
+    once, whatever its size; the interval includes the difference between compilations."""
     protocol = Protocol(max_seconds=seconds, copies=1)
     typical = [float(np.median(time_calls(call, 3))) for call in calls]
-    turns = [int(np.clip(protocol.round_ms / ms, protocol.min_calls, protocol.max_calls)) for ms in typical]
-    wanted = -(-5 * P99_SAMPLES // (4 * min(turns)))  # some turns will not be quiet
-    affordable = int(seconds * 500 / sum(ms * calls for ms, calls in zip(typical, turns, strict=True)))
-    return replace(protocol, min_rounds=max(protocol.min_rounds, min(wanted, affordable, _MAX_ROUNDS)))
+    turn_calls = [int(np.clip(protocol.round_ms / ms, protocol.min_calls, protocol.max_calls)) for ms in typical]
+    needed_rounds = -(-5 * P99_SAMPLES // (4 * min(turn_calls)))  # some turns will not be quiet
+    affordable_rounds = int(seconds * 500 / sum(ms * calls for ms, calls in zip(typical, turn_calls, strict=True)))
+    return replace(protocol, min_rounds=max(protocol.min_rounds, min(needed_rounds, affordable_rounds, _MAX_ROUNDS)))

@@ -30,7 +30,7 @@ class DeviceOptions:
     """The options that name the machine to time networks on; None: this one.
 
     `device`: user@host, reached over ssh. `device_python`: the Python there that has the runtime.
-    `device_name`: what its tables are named after, where its CPU does not tell it from others.
+    `device_name`: the name of its tables, if they shall not be named after its CPU.
     """
 
     device: str | None
@@ -39,8 +39,8 @@ class DeviceOptions:
 
 
 def open_device(options: DeviceOptions, console: Console) -> Device:
-    """The machine that the options name, connected; this one where they name none. ConfigError for a name that is none,
-    DeviceError where it cannot be used."""
+    """Connect to the machine that the options name; return this machine if they name none. ConfigError for a name or an
+    address that is not valid, DeviceError if the machine cannot be used."""
     if options.device is None:
         if options.device_name is not None:
             raise ConfigError("device_name goes with device=user@host. This machine is named by HWNAS_HOST=NAME.")
@@ -50,8 +50,8 @@ def open_device(options: DeviceOptions, console: Console) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The machine on which networks shall run, called `host_name`. `at_hand`: that is `device`, this machine or one
-    over ssh, so that it can be measured now."""
+    """A target on the machine `host_name`, on which networks shall run. `at_hand`: that machine is `device`, this one
+    or one over ssh, so it can be measured now."""
 
     target: Target
     host_name: str
@@ -61,9 +61,10 @@ class Deployment:
     @classmethod
     def of(cls, target: Target, wanted: str | None, console: Console, device: Device = HERE, *, anywhere: bool = False
            ) -> Deployment:
-        """`target` on the host `wanted` (None: `device`, which is this machine unless the user named one). A host
-        without a latency table is an error, unless `anywhere`. A CPU of another make than the target names only gets a
-        note."""
+        """Return `target` on the host `wanted` (None: `device`, which is this machine unless the user named one).
+
+        If `wanted` is another host, it must have a latency table (UnknownName), unless `anywhere`, and `device` must be
+        this machine (ConfigError). A CPU of another vendor than the target's is only noted."""
         device = device.for_target(target)
         host = device.host
         wanted = wanted or host.name
@@ -84,10 +85,9 @@ class Deployment:
 
 @dataclass(frozen=True)
 class MeasuringOptions(DeviceOptions):
-    """The options of a command that measures: a target on this machine or a device, and a search space for images of a
-    shape.
+    """The options of a command that measures: a target on this machine or a device, and a search space for images.
 
-    `channels` and `classes` are the data set's where they are None, `image_size` is the space's.
+    If they are None, `channels` and `classes` are taken from the data set, and `image_size` from the space.
     """
 
     target: Target
@@ -98,11 +98,11 @@ class MeasuringOptions(DeviceOptions):
     image_size: int | None = option(low=8, high=4096)
 
     def deployment(self, console: Console) -> Deployment:
-        """The target on the device, which is connected."""
+        """Connect to the device and return the target on it."""
         return Deployment.of(self.target, None, console, open_device(self, console))
 
     def search_space(self) -> SearchSpace:
-        """The search space, for images of that shape."""
+        """Load the search space for images of that shape."""
         channels, classes = self.channels, self.classes
         if channels is None or classes is None:
             info = inspect_dataset(self.dataset)
@@ -120,9 +120,9 @@ class ProfileOptions(MeasuringOptions):
 
 def latency_model(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console
                   ) -> tuple[LatencyTable, LatencyModel]:
-    """The table of this deployment and space, and the model fitted on it.
+    """Return the table of this deployment and space, and the model fitted on it.
 
-    A host that is at hand is measured first where it has no table.
+    If it has no table, a host that is at hand is measured first; for any other host it raises MissingLatency.
     """
     table = kept_table(deployment, space)
     if table is None or space.name not in table.spaces():
@@ -147,7 +147,7 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
 
 
 def error_line(table: LatencyTable, space: SearchSpace) -> str:
-    """Say in one line what a table's predictions are worth."""
+    """Say in one line how good a table's predictions are."""
     error = table.error[space.name]
     return (f"held-out error on {error['n']:.0f} networks: mean {error['mean_error']:.1%}, within 5 % "
             f"{error['within_5']:.0%}, within 10 % {error['within_10']:.0%}, Spearman {error['spearman']:.3f}, "
@@ -156,13 +156,13 @@ def error_line(table: LatencyTable, space: SearchSpace) -> str:
 
 
 def key_of(deployment: Deployment, space: SearchSpace) -> TableKey:
-    """The key of the table that a space needs on a deployment."""
+    """Return the key of the table that a space needs on a deployment."""
     return TableKey.of(deployment.target, space.image_sizes, space.channels, space.classes)
 
 
 def kept_table(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
-    """The table of this deployment and space, where there is one; TableError where it is of another runtime, unless its
-    machine is not at hand."""
+    """Return the table of this deployment and space, or None. TableError if it is of another version of the runtime,
+    which is known only if the machine is at hand."""
     key = key_of(deployment, space)
     table = find_table(deployment.host_name, key)
     if table is not None:
@@ -173,8 +173,8 @@ def kept_table(deployment: Deployment, space: SearchSpace) -> LatencyTable | Non
 
 def measure_table(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console, *,
                   extend: bool = False, fresh: bool = False) -> LatencyTable:
-    """Measure a machine. A table that has networks of the space, perhaps since another process has measured while this
-    one waited for it, is returned as it is, unless the calibration is to `extend` it or to begin a `fresh` one."""
+    """Measure a machine, unless its table has networks of the space already: another process may have measured it while
+    this one waited. `extend` adds networks to such a table, `fresh` replaces it."""
     deployment.device.runtime(deployment.target.runtime).check(deployment.target)
     with calibration_lock(deployment.host_name, key_of(deployment, space), console):
         table = None if fresh else kept_table(deployment, space)
@@ -187,7 +187,7 @@ def measure_table(deployment: Deployment, space: SearchSpace, options: Calibrati
 
 
 def profile(config: Config, console: Console) -> LatencyTable:
-    """Measure a machine as `conf/profile.yaml` asks. Says where the table lies and how good its predictions are."""
+    """Measure a machine as `conf/profile.yaml` says, and say in which file its table is and how good it predicts."""
     options = read_command(ProfileOptions, config)
     deployment, space = options.deployment(console), options.search_space()
     table = measure_table(deployment, space, options.calibration, console, extend=True, fresh=options.fresh)
@@ -197,7 +197,7 @@ def profile(config: Config, console: Console) -> LatencyTable:
 
 
 def _shared(device: Device) -> str:
-    """Return what to know of the name of another machine's table, unless the user gave one: twins have the same."""
+    """Return a warning for a device that the user has not named: its twins have the same name, and share its table."""
     if device.is_here or device.host.given:
         return ""
     return (f"; any device with this CPU is {device.host.name} and shares this table: device_name=NAME keeps one of "

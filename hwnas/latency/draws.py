@@ -1,8 +1,8 @@
-"""Networks to time: wave after wave of a calibration, and those on which a latency model is judged.
+"""Networks to time: the waves of a calibration, and the networks on which a latency model is judged.
 
-Some are random, some lie near a front. A search keeps what a predictor calls fast, so its finalists lie where the
-predictor errs towards fast. Their accuracy is not known beforehand; capacity (MACs or parameters) stands in for it:
-larger networks of a family score higher.
+Some are random, others are near a Pareto front. A search keeps networks that a predictor calls fast, so its finalists
+are often networks whose latency is predicted too low. Their accuracy is not known beforehand. Capacity (MACs or
+parameters) takes its place, because larger networks of a family score higher.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ RANDOM, FRONT = "random", "front"
 LatencyMs = Callable[[np.ndarray], np.ndarray]  # codes [n, p] -> predicted latency [n] in ms
 POPULATION, GENERATIONS = 1500, 6
 BINS, ELITE = 60, 8  # parents: the ELITE of highest capacity in each of BINS bins of predicted latency
-SPARE = 6  # candidates drawn for each network wanted
+SPARE = 6  # candidates drawn for each network that is needed
 ROUNDS = 40  # rounds of drawing before a space counts as exhausted
-EXTREMES = 400  # networks, the smallest and the largest of which are timed
-TO_TELL = 300  # networks, of which the first wave are those that tell most beside a prior
-_STREAM = 0x6C6174  # sets draws of held-out networks apart from those of a calibration with the same seed
+EXTREMES = 400  # random networks, of which the smallest and the largest are timed
+TO_TELL = 300  # random networks, from which the most informative ones beside a prior are chosen for the first wave
+_STREAM = 0x6C6174  # gives held-out networks other random numbers than a calibration with the same seed
 
 
 class TimingPlan:
-    """Draws wave after wave of a calibration and no network twice. The same seed, predictions and prior give the same
-    waves.
+    """The waves of a calibration, with no network twice. The same seed, `held`, predictions and prior give the same.
 
-    `prior`: the entries of other machines' tables; the first wave then tells how this one differs.
+    `held`: ids of networks that are timed already. `prior`: the entries of other machines' tables; then the first wave
+    shows how this machine differs.
     """
 
     def __init__(self, space: SearchSpace, seed: int, held: Collection[str], prior: Prior | None = None) -> None:
@@ -49,24 +49,25 @@ class TimingPlan:
                                   ("extreme", sample[0]), ("extreme", sample[-1])])
 
     def wave(self, size: int, predict: LatencyMs | None) -> Planned:
-        """`size` networks (fewer if the space ends): known and extreme ones first, then random and front ones by
-        turns.
+        """Draw `size` networks, fewer if the space has no more: known and extreme ones first, then front and random
+        ones in equal parts.
 
-        `predict` (codes [n, p] -> latency_ms [n]) comes with the first model; until then none is of the front. If
-        there is a prior, half of the first wave and more are telling ones.
+        `predict` (codes [n, p] -> latency_ms [n]) comes with the first model; before, none is of the front. With a
+        prior, half of the first wave or more are telling ones.
         """
         most = size if self._prior is None else size // 2
         planned, self._first = self._first[:most], self._first[most:]
-        wanted = size - len(planned)
-        if self._prior is not None:  # those of a sample that tell most once the planned ones are known
-            new = {network.id: network for network in self._sample(TO_TELL) if network.id not in self._held}
-            sample = [*(network for _, network in planned), *new.values()]
-            chosen = most_telling([network.blocks() for network in sample], self._prior, wanted, known=len(planned))
-            planned += self._take([("telling", sample[index]) for index in chosen])
+        n_left = size - len(planned)
+        if self._prior is not None:  # the most informative ones of a sample, given the planned ones
+            sampled = {network.id: network for network in self._sample(TO_TELL) if network.id not in self._held}
+            sample = [*(network for _, network in planned), *sampled.values()]
+            telling = most_telling([network.blocks() for network in sample], self._prior, n_left, known=len(planned))
+            planned += self._take([("telling", sample[index]) for index in telling])
             self._prior = None
         if predict is not None:
-            front = draw_front(self.space, predict, self._rng, wanted // 2, self._held)
+            front = draw_front(self.space, predict, self._rng, n_left // 2, self._held)
             planned += self._take([(FRONT, network) for network in front])
+        # Random networks, spread over MACs, fill the wave up.
         random = draw_spread(self.space, lambda codes: self.space.totals(codes, macs)[:, 0], self._rng,
                              size - len(planned), self._held)
         return planned + self._take([(RANDOM, network) for network in random])
@@ -75,7 +76,7 @@ class TimingPlan:
         return [self.space.decode(self.space.to_params(row)) for row in self.space.sample(self._rng, n)]
 
     def _take(self, planned: Planned) -> Planned:
-        """Those that were not planned before, which count as planned from now on."""
+        """Return the networks that were not planned before, and note that they are planned now."""
         new: Planned = []
         for origin, network in planned:
             if network.id not in self._held:
@@ -88,10 +89,10 @@ def draw_held_out(space: SearchSpace, predict: LatencyMs, n: int, seed: int, kno
     """Draw `n` different networks, none of `known_ids`; equal arguments give equal networks.
 
     Returns:
-        (group, network): first n // 2 of the front, then random ones, both spread over the predicted latencies.
+        (group, network): n // 2 of the front first, then random ones, both spread over the predicted latencies.
 
     Raises:
-        SpaceError: the space does not hold so many.
+        SpaceError: The space does not have so many.
     """
     rng = np.random.default_rng((seed, _STREAM))
     front = draw_front(space, predict, rng, n // 2, known_ids)
@@ -107,13 +108,13 @@ def draw_front(space: SearchSpace, predict: LatencyMs, rng: np.random.Generator,
     """Draw `n` networks, none of `known_ids`, one mutation away from the fronts of capacity against predicted latency;
     fewer if there are no more.
 
-    Capacity is MACs for one front and parameters for the other. The networks are spread over the fronts' latencies.
+    Capacity is MACs in one front and parameters in the other. The networks are spread over the fronts' latencies.
     """
     if not n:
         return []
     fronts = [evolve_front(space, predict, capacity, rng) for capacity in (macs, params)]
 
-    def draw_mutants(wanted: int) -> np.ndarray:
+    def draw_mutants(wanted: int) -> np.ndarray:  # SPARE for each of them, half from each front
         parents = [_draw_evenly(front, predict, rng, -(-SPARE * wanted // 2)) for front in fronts]
         return space.mutate(np.concatenate(parents), rng)
 
@@ -121,39 +122,41 @@ def draw_front(space: SearchSpace, predict: LatencyMs, rng: np.random.Generator,
 
 
 def evolve_front(space: SearchSpace, predict: LatencyMs, capacity: Figure, rng: np.random.Generator) -> np.ndarray:
-    """Evolve networks towards high capacity, told by their blocks, and low predicted latency.
+    """Evolve networks towards high capacity, summed over their blocks, and low predicted latency.
 
     Returns:
-        Codes [k, p] of those that no other one beats in both, fastest first.
+        Codes [k, p] of the networks that no other network dominates, fastest first.
     """
     def score(codes: np.ndarray) -> np.ndarray:
         return np.column_stack([space.totals(codes, capacity)[:, 0], predict(codes)])
 
+    # Nothing is dropped: the parents of each generation are chosen from all networks so far.
     codes = np.unique(space.sample(rng, POPULATION), axis=0)
     scores = score(codes)
     for _ in range(GENERATIONS):
         children = np.unique(_breed(space, _choose_parents(codes, scores), rng, POPULATION), axis=0)
         scores = np.concatenate([scores, score(children)])
-        codes, kept = np.unique(np.concatenate([codes, children]), axis=0, return_index=True)
-        scores = scores[kept]
+        codes, first_rows = np.unique(np.concatenate([codes, children]), axis=0, return_index=True)
+        scores = scores[first_rows]
     front = non_dominated(scores, (False, True))
     order = np.argsort(scores[front, 1], kind="stable")
     return np.asarray(codes[front][order])
 
 
 def _choose_parents(codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The highest capacities in every bin of log latency: the whole front evolves, not only its densest part."""
+    """Return the ELITE highest capacities of every bin of log latency, so that all parts of the front evolve."""
     latency = np.log(scores[:, 1])
     edges = np.linspace(latency.min(), latency.max(), BINS + 1)[1:-1]
     bins = np.searchsorted(edges, latency)
     order = np.lexsort((-scores[:, 0], bins))
     starts = np.searchsorted(bins[order], np.arange(BINS))
+    # The rows are sorted by bin, then by falling capacity; `rank` counts from the start of each bin.
     rank = np.arange(len(order)) - starts[bins[order]]
     return np.asarray(codes[order[rank < ELITE]])
 
 
 def _breed(space: SearchSpace, parents: np.ndarray, rng: np.random.Generator, n: int) -> np.ndarray:
-    """Canonical codes [n, p]: half of them crossed uniformly, all with up to two decisions drawn again."""
+    """Return canonical codes [n, p]: half of them crossed uniformly, all with up to two decisions drawn again."""
     children = parents[rng.integers(0, len(parents), n)].copy()
     others = parents[rng.integers(0, len(parents), n)]
     crossed = (rng.random(children.shape) < 0.5) & (rng.random(n) < 0.5)[:, None]
@@ -162,7 +165,7 @@ def _breed(space: SearchSpace, parents: np.ndarray, rng: np.random.Generator, n:
 
 
 def _draw_evenly(front: np.ndarray, predict: LatencyMs, rng: np.random.Generator, n: int) -> np.ndarray:
-    """`n` rows of a front, at points drawn evenly over its log latencies: dense parts count no more than others."""
+    """Draw `n` rows of a front at points that are uniform over its log latencies: dense parts count no more."""
     latency = np.log(predict(front))
     points = rng.uniform(latency[0], latency[-1], n)
     return np.asarray(front[np.abs(latency[None, :] - points[:, None]).argmin(axis=1)])
@@ -170,10 +173,10 @@ def _draw_evenly(front: np.ndarray, predict: LatencyMs, rng: np.random.Generator
 
 def draw_spread(space: SearchSpace, figure: LatencyMs, rng: np.random.Generator, n: int, known_ids: Collection[str],
                 draw: Callable[[int], np.ndarray] | None = None) -> list[Architecture]:
-    """Draw one network, none of `known_ids`, from each of `n` quantiles of a figure of what `draw(n)` gives: by default
-    random ones.
+    """Draw one network, none of `known_ids`, from each of `n` quantiles of `figure` over the codes that `draw(n)`
+    returns; by default the codes are random.
 
-    More are drawn as long as some quantile had none. Fewer are returned after ROUNDS of it.
+    If a quantile had no new network, more codes are drawn. After ROUNDS rounds fewer networks are returned.
     """
     networks: dict[str, Architecture] = {}
 

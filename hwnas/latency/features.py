@@ -1,12 +1,12 @@
-"""Features: the operators that a network becomes in a runtime, and what each is expected to cost; then the residual.
+"""Features: the operators that a network becomes in a runtime, their expected costs, and the residual.
 
-The residual is what the physical costs leave over, learnt as a Gaussian process over operators, blocks and whole
-networks. A network's excess over its costs is a sum. Its operators and blocks each add a share of their own cost. That
-share has three parts: like operators are alike in the first, the second is the operator's own, the third depends on the
-operator before. Whole networks of like totals have a further part in common.
+The residual is the time that the physical costs do not explain. It is learnt as a Gaussian process over operators,
+blocks and whole networks. A network's excess over its costs is a sum: each operator and each block adds a share of its
+own cost. The share of an operator has three parts. Like operators are alike in the first, the second is the operator's
+own, and the third depends on the operator before. Whole networks of like totals have a further part in common.
 
-The part of operators and blocks adds up, so that prediction is a look-up. The posterior means are the entries of the
-latency table, though only whole networks were timed. Additive Gaussian processes: Duvenaud et al., NeurIPS 2011.
+The parts of operators and blocks add up, so a prediction is a look-up. The posterior means are the entries of the
+latency table, although only whole networks were timed. Additive Gaussian processes: Duvenaud et al., NeurIPS 2011.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Operator(NamedTuple):
 
 @lru_cache(maxsize=100_000)
 def operator_coordinates(operator: Operator) -> np.ndarray:
-    """Return its place among operators of its role: sizes in octaves, kernel, stride, how full its last lanes are."""
+    """Return its coordinates among operators of its role: sizes in octaves, kernel, stride, empty parts of lanes."""
     stride = operator.size / operator.out_size if operator.out_size else 1.0
     fill = [2.0 * (-channels % width) / width
             for width in _WIDTHS for channels in (operator.in_channels, operator.out_channels)]
@@ -48,18 +48,18 @@ def operator_coordinates(operator: Operator) -> np.ndarray:
 
 @lru_cache(maxsize=100_000)
 def operators(block: BlockSpec) -> tuple[Operator, ...]:
-    """The operators of a block, in order."""
+    """Return the operators of a block, in order."""
     return tuple(Operator("stem" if block.rules.reads_image else role, *shape)
                  for role, *shape in block.convolutions())
 
 
 def usual_place(block: BlockSpec) -> tuple[BlockSpec, str]:
-    """The block after the operator role that precedes it in most networks: a pointwise convolution."""
+    """Return the block with the role of the operator before it in most networks: pointwise, or none for a stem."""
     return block, "" if block.rules.reads_image else "pointwise"
 
 
 def placed(blocks: Sequence[BlockSpec], before: str = "") -> list[tuple[BlockSpec, str]]:
-    """Each block with the role of the operator before it; `before` is that of the first."""
+    """Return each block with the role of the operator before it; `before` is the role before the first block."""
     pairs = []
     for block in blocks:
         pairs.append((block, before))
@@ -71,9 +71,9 @@ ROLES = ("stem", "dense", "pointwise", "depthwise3", "depthwise5", "se", "linear
 QUANTITIES = ("count", "macs", "macs_pad16", "macs_pad64", "macs_pad64_in", "macs_pad64_out", "weights",
               "read", "written", "rows", "pixels")
 EXTRAS = ("skip_count", "skip_elements", "pooled_elements", "swish_elements", "hard_swish_elements")
-TOTALS = ("weights_pad16", "activations")  # of the whole network, in millions: what has to fit the caches
-_FIRST_KINDS = 7  # kinds of block that there were when the first tables were fitted
-# What came later stands at the end: where no fitted network has it, a fit is the same as without it.
+TOTALS = ("weights_pad16", "activations")  # of the whole network, in millions: they have to fit the caches
+_FIRST_KINDS = 7  # kinds of block that existed when the first tables were fitted
+# Later features are at the end: if no fitted network has them, a fit is the same as without them.
 LATER = ("gelu_elements", "norm_elements", *(f"{kind}_blocks" for kind in tuple(KINDS)[_FIRST_KINDS:]))
 NAMES = (*(f"{role}_{quantity}" for role in ROLES for quantity in QUANTITIES), *EXTRAS,
          *(f"{kind}_blocks" for kind in tuple(KINDS)[:_FIRST_KINDS]), *TOTALS, *LATER)
@@ -88,7 +88,7 @@ def _pad(channels: int, width: int) -> int:
 
 @lru_cache(maxsize=100_000)
 def block_features(block: BlockSpec) -> np.ndarray:
-    """[len(NAMES)], scaled to the order of 1: MACs in millions, elements and weights in hundred thousands."""
+    """Return a row [len(NAMES)] of the order of 1: MACs in millions, elements and weights in hundred thousands."""
     row = np.zeros(len(NAMES))
     for operator in operators(block):
         row += operator_features(operator)
@@ -98,7 +98,7 @@ def block_features(block: BlockSpec) -> np.ndarray:
         row[_INDEX["skip_count"]] = 1
         row[_INDEX["skip_elements"]] = block.out_channels * block.out_size**2 * 1e-5
     for before, operator in pairwise(operators(block)):
-        if operator.role == "se" and before.role != "se":  # it reads the mean of what the one before it writes
+        if operator.role == "se" and before.role != "se":  # it reads the mean of the map before it
             row[_INDEX["pooled_elements"]] += before.out_channels * before.out_size**2 * 1e-5
     row[_INDEX["norm_elements"]] = block.rules.norm_elements(block) * 1e-5
     row[_INDEX[f"{block.kind}_blocks"]] = 1
@@ -112,7 +112,7 @@ def operator_features(operator: Operator) -> np.ndarray:
     """Return what one operator adds to `block_features`: [len(NAMES)]."""
     role, n_in, n_out, kernel, size, out = operator
     depthwise, taps = role == "depthwise", kernel * kernel * out * out * 1e-6
-    # Side of the part of the kernel that ever meets the map, and not its padding alone: no other weights are read.
+    # Side of the part of the kernel that ever meets the map and not only its padding: no other weights are read.
     reach = min(kernel, size + (out - 1) * round(size / out))
 
     def macs(pad_in: int, pad_out: int) -> float:
@@ -133,9 +133,9 @@ def operator_features(operator: Operator) -> np.ndarray:
 
 
 RIDGE = 1.0  # shrinkage of each cost, in units of its feature's root mean square
-# Beside a prior physical costs say little more: of few networks they would explain what its entries explain better.
+# Beside a prior physical costs add little: on few networks they would explain what the prior's entries explain better.
 RIDGE_WITH_PRIOR = 50.0
-PRIOR_RIDGE = 0.3  # of each table's entries in a prior: tables that say much the same have like shares
+PRIOR_RIDGE = 0.3  # for each table's entries in a prior: tables with nearly the same entries get like shares
 
 
 class Prior(Protocol):
@@ -144,7 +144,7 @@ class Prior(Protocol):
     names: tuple[str, ...]
 
     def block_ms(self, blocks: Sequence[BlockSpec]) -> np.ndarray:
-        """Entries of `blocks` in each table, ms [n, names]."""
+        """Return the entries of `blocks` in each table, ms [n, names]."""
 
 
 class Features:
@@ -163,37 +163,37 @@ class Features:
                                np.full(self.n_tables, PRIOR_RIDGE)])
 
     def of_blocks(self, blocks: Sequence[BlockSpec]) -> np.ndarray:
-        """Rows [n, n_sums] that add up over a network's blocks."""
+        """Return the rows [n, n_sums] that add up over a network's blocks."""
         rows = np.array([block_features(block) for block in blocks]).reshape(-1, len(NAMES))
         return rows if self.prior is None else np.column_stack([rows, self.prior.block_ms(blocks)])
 
     def of_networks(self, networks: Sequence[Sequence[BlockSpec]]) -> np.ndarray:
-        """Sums of each network's rows [n, n_sums]."""
+        """Return the sums of each network's rows [n, n_sums]."""
         return np.array([self.of_blocks(blocks).sum(axis=0) for blocks in networks])
 
     def design(self, sums: np.ndarray) -> np.ndarray:
-        """The columns that costs multiply, from sums over blocks: these, how far weights (and activations) pass each
-        cache step, and the entries of a prior."""
+        """Return the columns that costs multiply, from sums over blocks [n, n_sums]: features, how far weights (and
+        weights with activations) are above each cache step, and a prior's entries."""
         weights = sums[:, _INDEX["weights_pad16"]]
         both = weights + sums[:, _INDEX["activations"]]
         steps = [np.maximum(total - step, 0.0) for total in (weights, both) for step in CACHE_STEPS]
         return np.column_stack([sums[:, : len(NAMES)], *steps, sums[:, len(NAMES) :]])
 
     def additive(self, costs: np.ndarray) -> np.ndarray:
-        """Costs [n_sums] of what adds up over blocks. The costs of the cache steps belong to whole networks."""
+        """Return the costs [n_sums] that add up over blocks, without the cache steps, which are of whole networks."""
         return np.concatenate([costs[: len(NAMES)], costs[len(NAMES) + 2 * len(CACHE_STEPS) :]])
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost of each column in ms, and what is needed to say how far a network lies from those fitted."""
+    """The cost of each of f columns in ms [f], and the inverse [f, f] that gives the leverage of a prediction."""
 
     values: np.ndarray
     inverse: np.ndarray
 
     @classmethod
     def fit(cls, design: np.ndarray, measured_ms: np.ndarray, ridge: np.ndarray) -> Costs:
-        """Fit `measured_ms` [n] as `design` [n, f] @ values, values >= 0, least relative squares with a small ridge."""
+        """Fit `measured_ms` [n] as `design` [n, f] @ values, values >= 0, by least relative squares with a ridge."""
         relative = design / measured_ms[:, None]
         weights = ridge * (np.sqrt((relative**2).mean(axis=0)) + 1e-9)
         # The normal equations give the same minimum as the rows themselves, at a tenth of the time.
@@ -207,28 +207,28 @@ class Costs:
         return cls(values, inverse)
 
     def latency_ms(self, design: np.ndarray) -> np.ndarray:
-        """[n] for rows of `design`."""
+        """Return latencies in ms [n] for the rows of `design`."""
         return np.asarray(np.maximum(design @ self.values, 1e-6))
 
 
 PARTS = ("operators_alike", "operator", "blocks_alike", "block", "operators_after", "networks_alike", "costs", "run",
          "noise")
-# Variances of what is alike and of what each has of its own, by level: operators, blocks, operators after another.
+# Indices in PARTS, by level: the part that like members share, and each one's own (the last level has no own part).
 LEVELS = ((0, 1), (2, 3), (4, None))
 _NETWORKS, COSTS, RUN = 5, 6, 7
-START = np.array([1e-2, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 4e-4])  # variances where tuning starts
-# By what two hosts differ in the same runtime and precision: about the geometric mean over pairs of shipped tables.
-# For other tables it is a guess, from which tuning may move.
+START = np.array([1e-2, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 4e-4])  # variances from which tuning starts
+# The difference of two hosts in the same runtime and precision: about the geometric mean over pairs of shipped tables.
+# For other tables it is a guess, from which tuning may move away.
 START_WITH_PRIOR = np.array([1.2e-2, 3e-4, 3e-4, 3e-4, 1.2e-2, 2e-4, 6e-3, 5e-5, 1e-4])
 HOLD = 0.02  # weak pull of the variances (on a log scale) towards START
-HOLD_WITH_PRIOR = 5.0  # few networks tell little of them
-_LENGTHS, _LENGTH_NETWORK = (2.0, 1.5, 2.0), 1.0  # of likeness: by level; of networks
-_MOST_TUNED = 400  # networks that the variances are chosen on
+HOLD_WITH_PRIOR = 5.0  # a strong pull: few networks say little about variances
+_LENGTHS, _LENGTH_NETWORK = (2.0, 1.5, 2.0), 1.0  # length scales of likeness: by level; of networks
+_MOST_TUNED = 400  # networks on which the variances are tuned
 _ITERATIONS = 40
 
 
 def alike(left: np.ndarray, right: np.ndarray, length: float) -> np.ndarray:
-    """Squared-exponential similarity [n, m] of rows."""
+    """Return the squared-exponential similarity [n, m] of the rows of `left` [n, d] and `right` [m, d]."""
     squares = (left**2).sum(1)[:, None] + (right**2).sum(1) - 2 * left @ right.T
     return np.asarray(np.exp(np.maximum(squares, 0) * (-0.5 / length**2)))
 
@@ -247,22 +247,22 @@ def _totals_of(block: BlockSpec) -> np.ndarray:
 
 
 def position(sums: np.ndarray) -> np.ndarray:
-    """Return where networks lie, from sums of `totals` [n, t]: large totals on a log scale."""
+    """Return the positions [n, t] of networks from their `totals` [n, t]: parameters, MACs and activations as logs."""
     return np.column_stack([sums[:, :-3], np.log(np.maximum(sums[:, -3:], 1.0))])
 
 
 @dataclass
 class Group:
-    """Operators of one role, or blocks of one family, as met in the fitted networks."""
+    """Operators of one role, or blocks of one family, that occur in the fitted networks."""
 
-    coordinates: np.ndarray
-    index: dict[Hashable, int]
+    coordinates: np.ndarray  # [members, d]
+    index: dict[Hashable, int]  # row of each member
     shares: np.ndarray  # [networks, members]: the member's cost as a share of the network's
 
 
 @dataclass
 class GroupMember:
-    """One operator or block: its group, where it lies there, what it costs by itself (ms)."""
+    """One operator or block: its group, its coordinates there, and its own cost in ms."""
 
     item: Hashable
     group: str
@@ -271,27 +271,27 @@ class GroupMember:
 
 
 def members(block: BlockSpec, before: str, block_ms: float, operator_ms: Sequence[float]) -> list[list[GroupMember]]:
-    """Members of a block at each level; `before` is the role of the operator that comes before it."""
+    """Return the members of a block at each level; `before` is the role of the operator before the block."""
     # Blocks of one family differ in sizes only: channels and size in octaves, and stride.
     family = f"{block.kind}/k{block.kernel}/e{block.expansion:g}/se{block.se:g}/{block.skip}/{block.activation}"
     sizes = [np.log2(block.in_channels), np.log2(block.out_channels), np.log2(block.size), block.stride]
     levels: list[list[GroupMember]] = [[], [GroupMember(block, family, np.array(sizes), block_ms)], []]
     for operator, ms in zip(operators(block), operator_ms, strict=True):
-        lies = operator_coordinates(operator)
-        levels[0].append(GroupMember(operator, operator.role, lies, ms))
-        levels[2].append(GroupMember((operator, before), f"{operator.role} after {before}", lies, ms))
+        coordinates = operator_coordinates(operator)
+        levels[0].append(GroupMember(operator, operator.role, coordinates, ms))
+        levels[2].append(GroupMember((operator, before), f"{operator.role} after {before}", coordinates, ms))
         before = operator.role
     return levels
 
 
 def group_members(networks: Sequence[Sequence[tuple[GroupMember, float]]]) -> dict[str, Group]:
-    """Groups of what networks consist of; each network lists its members with their shares of its cost."""
-    met: dict[str, dict[Hashable, np.ndarray]] = {}
+    """Group the members of networks by their groups' names. A network lists members with their shares of its cost."""
+    coordinates: dict[str, dict[Hashable, np.ndarray]] = {}
     for network in networks:
         for member, _ in network:
-            met.setdefault(member.group, {}).setdefault(member.item, member.coordinates)
+            coordinates.setdefault(member.group, {}).setdefault(member.item, member.coordinates)
     groups = {name: Group(np.array([*items.values()]), {item: column for column, item in enumerate(items)},
-                          np.zeros((len(networks), len(items)))) for name, items in met.items()}
+                          np.zeros((len(networks), len(items)))) for name, items in coordinates.items()}
     for row, network in enumerate(networks):
         for member, share in network:
             group = groups[member.group]
@@ -301,7 +301,7 @@ def group_members(networks: Sequence[Sequence[tuple[GroupMember, float]]]) -> di
 
 @dataclass
 class Residual:
-    """A fitted process. `variances` are those of PARTS; `excess` etc. answer for members and networks."""
+    """A fitted Gaussian process K with `variances` of PARTS; r is the networks' excess over their costs."""
 
     variances: np.ndarray
     groups: list[dict[str, Group]]  # by level
@@ -311,39 +311,40 @@ class Residual:
     inverse: np.ndarray  # K^-1
 
     def excess(self, level: int, group: str, wanted: Sequence[GroupMember]) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of the excess of members of one group, as shares of their own cost: [n], [n].
+        """Return mean [n] and variance [n] of the excess of `wanted` members of one group, as shares of their own cost.
 
-        For a group that was never met the mean is 0 and the variance the prior's.
+        For a group that is in no fitted network the mean is 0 and the variance the prior's.
         """
         near, same = (0.0 if index is None else float(self.variances[index]) for index in LEVELS[level])
         prior = np.full(len(wanted), near + same)
-        met = self.groups[level].get(group)
-        if met is None:
+        fitted = self.groups[level].get(group)
+        if fitted is None:
             return np.zeros(len(wanted)), prior
-        kernel = near * alike(np.array([member.coordinates for member in wanted]), met.coordinates, _LENGTHS[level])
+        # Covariance of the wanted members with fitted members, then with fitted networks by their shares.
+        kernel = near * alike(np.array([member.coordinates for member in wanted]), fitted.coordinates, _LENGTHS[level])
         for row, member in enumerate(wanted):
-            column = met.index.get(member.item)
+            column = fitted.index.get(member.item)
             if column is not None:
                 kernel[row, column] += same
-        joint = kernel @ met.shares.T
-        known = np.einsum("ij,ij->i", joint @ self.inverse, joint)
-        return joint @ self.weights, np.maximum(prior - known, 0.0)
+        joint = kernel @ fitted.shares.T
+        explained = np.einsum("ij,ij->i", joint @ self.inverse, joint)
+        return joint @ self.weights, np.maximum(prior - explained, 0.0)
 
     def common(self, positions: np.ndarray) -> np.ndarray:
-        """Mean excess that whole networks have in common with those fitted near `positions` [n, p]."""
+        """Return the mean excess [n] that networks at `positions` [n, p] share with like fitted networks."""
         here, there = positions.astype(np.float32), self.positions.astype(np.float32)
         kernel = alike(here, there, _LENGTH_NETWORK)
         return np.asarray(self.variances[_NETWORKS] * (kernel @ self.weights.astype(np.float32)), float)
 
     def of_runs(self, runs: np.ndarray) -> np.ndarray:
-        """Mean excess of runs (waves) that fitted networks were measured in; 0 for others [n]."""
+        """Return the mean excess [n] of each run (wave) of `runs` [n]; 0 for a run without fitted networks."""
         paces = centre_runs(self.runs, self.runs).T @ self.weights
         return np.asarray(self.variances[RUN] * (centre_runs(runs, self.runs) @ paces))
 
 
 def kernels(groups: list[dict[str, Group]], positions: np.ndarray, costs: np.ndarray,
             runs: np.ndarray) -> list[np.ndarray]:
-    """Covariance of the networks' excess for each part but the noise, at variance 1: [n, n] each."""
+    """Return the covariance [n, n] of the networks' excess for each part but the noise, at variance 1."""
     n = len(positions)
     terms = []
     for level, level_groups in enumerate(groups):
@@ -359,24 +360,25 @@ def kernels(groups: list[dict[str, Group]], positions: np.ndarray, costs: np.nda
 
 
 def centre_runs(runs: np.ndarray, fitted_runs: np.ndarray) -> np.ndarray:
-    """[n, different runs]: 1 in the column of its run, less that run's share of the fitted networks.
+    """Return [n, different fitted runs]: 1 in the column of a network's run, less that run's share of fitted networks.
 
-    The columns are centred so that what all runs have in common stays with the networks, where predictions look for it.
+    A network of another run has 0 in all columns. They are centred so that an excess of all runs is learnt by the other
+    parts, which predictions of new networks use.
     """
-    known = np.unique(fitted_runs)
-    share = (fitted_runs[:, None] == known).mean(axis=0)
-    member = runs[:, None] == known
+    columns = np.unique(fitted_runs)
+    share = (fitted_runs[:, None] == columns).mean(axis=0)
+    member = runs[:, None] == columns
     return np.where(member.any(axis=1, keepdims=True), member - share, 0.0)
 
 
 def tune_variances(parts: Sequence[np.ndarray], excess: np.ndarray, start: np.ndarray = START, hold: float = HOLD
                    ) -> np.ndarray:
-    """The parts' variances of largest marginal likelihood (on a sample of the networks where there are many).
+    """Return the parts' variances of the largest marginal likelihood; of many networks a sample is used.
 
-    `hold` pulls their logarithms towards those of `start`."""
+    `hold` pulls their logarithms towards the logarithms of `start`."""
     if len(excess) > _MOST_TUNED:
-        kept = np.sort(np.random.default_rng(0).permutation(len(excess))[:_MOST_TUNED])
-        parts, excess = [part[np.ix_(kept, kept)] for part in parts], excess[kept]
+        sampled = np.sort(np.random.default_rng(0).permutation(len(excess))[:_MOST_TUNED])
+        parts, excess = [part[np.ix_(sampled, sampled)] for part in parts], excess[sampled]
     logs = np.log(start)
     result = scipy.optimize.minimize(_loss, logs, args=(parts, excess, logs, hold), jac=True, method="L-BFGS-B",
                                      bounds=[(low - 9, low + 6) for low in logs], options={"maxiter": _ITERATIONS})
@@ -385,7 +387,7 @@ def tune_variances(parts: Sequence[np.ndarray], excess: np.ndarray, start: np.nd
 
 def _loss(logs: np.ndarray, parts: Sequence[np.ndarray], excess: np.ndarray, start: np.ndarray, hold: float
           ) -> tuple[float, np.ndarray]:
-    """Negative log marginal likelihood with its gradient in the log variances (Rasmussen & Williams, 5.9)."""
+    """Return the negative log marginal likelihood (Rasmussen & Williams, 5.9) with the pull of `hold`; its gradient."""
     values = np.exp(logs)
     inverse, log_det = invert(covariance(values, parts))
     weights = inverse @ excess
@@ -398,7 +400,7 @@ def _loss(logs: np.ndarray, parts: Sequence[np.ndarray], excess: np.ndarray, sta
 
 
 def covariance(variances: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Covariance of the measured networks' excess, noise included."""
+    """Return the covariance of the measured networks' excess, with the noise."""
     total = sum(value * part for value, part in zip(variances, parts, strict=False))
     return np.asarray(total + variances[-1] * np.eye(len(parts[0])))
 

@@ -1,4 +1,4 @@
-"""The harness: times networks against each other, in interleaved random rounds beside a fixed reference and probes."""
+"""The harness: it times networks in interleaved random rounds, beside a fixed reference network and probes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class FileCalls(list[Call]):
     """The calls of a file's compilations.
 
     Args:
-        calls: Of each compilation.
-        path: The file, whose size stands for that of the network's weights.
+        calls: The call of each compilation.
+        path: The file. Its size is taken as the size of the network's weights.
     """
 
     def __init__(self, calls: Iterable[Call], path: Path) -> None:
@@ -38,58 +38,60 @@ class FileCalls(list[Call]):
 
 
 Progress = Callable[[float, str], None]
-CHECK_AFTER = 1.25  # times the rounds of the last check: the intervals are computed again
-LOST_MS, LOST_SHARE = 0.03, 0.02  # a group of calls has lost time if it is both more than these
-NAP_S, CUT_FOR = 0.005, 8  # before each of so many turns after one that another process cut into
-WARM_TURNS = 2  # the time of so many turns is enough to warm a compilation up
-REMEMBER = 200  # readings of a probe from which on its quiet time is kept for later runs
+CHECK_AFTER = 1.25  # times the rounds at the last check, the intervals are computed again
+LOST_MS, LOST_SHARE = 0.03, 0.02  # a group of calls has lost time if it is more than both
+NAP_S, CUT_FOR = 0.005, 8  # seconds of sleep before each of the CUT_FOR turns after one that another process cut into
+WARM_TURNS = 2  # a compilation is warm after calls that take as long as so many turns
+REMEMBER = 200  # clear readings that a run needs before its quiet times are stored for later runs
 
 
 def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, *, seed: int = 0,
             progress: Progress | None = None, threads: int = 1, gpu: Callable[[], GpuState] | None = None,
             reference_id: str = "") -> dict[str, Measurement]:
-    """Time every candidate by `protocol`; INVALID ones come back with their reason and no number.
+    """Time every candidate by `protocol`. INVALID ones are returned with their reason and without a number.
 
     Args:
-        candidates: A call is one inference with its inputs bound. Of a network compiled several times all calls, as the
-            protocol's `copies` says; one call stands for all copies.
-        reference: The network that runs are compared by; its time is the mean of its copies.
-        protocol: How they are timed.
-        seed: Of the order.
-        progress: Hears the share done (by networks or by time, whichever is further) and a note.
-        threads: The process keeps to so many cores, the quietest (0: as many as it may use). Other processes'
+        candidates: By name, a call of one inference with its inputs bound; or one call for each compilation, as many as
+            the protocol's `copies`. A single call is used for all copies.
+        reference: The network by which runs are compared; its time is the mean of its copies.
+        protocol: The rules of timing.
+        seed: The seed of the order.
+        progress: It is called with the share done (by networks or by time, whichever is larger) and a note.
+        threads: The number of cores that the process keeps to, the quietest (0: as many as it may use). Other
             measurements on this machine wait.
-        gpu: Tells the state of the GPU that the calls run on. It is asked before and after each block, and kept.
-        reference_id: What runs beside the same reference have in common. They are compared, if the same kind of probe
-            tells them how the machine was; empty: they are not.
+        gpu: A function that returns the state of the GPU. It is called before and after each block.
+        reference_id: The name of the reference and its deployment. Runs of one name and with the same kind of probe are
+            compared; empty: this run is compared with none.
 
     Raises:
         TableError: The file of earlier runs cannot be read.
     """
-    alike = reference_id if threads == 1 and gpu is None else f"{reference_id} beside {threads}t"
-    runs = QuietRuns(Host.detect().name, alike) if reference_id else None  # named before cores are taken
+    run_id = reference_id if threads == 1 and gpu is None else f"{reference_id} beside {threads}t"
+    runs = QuietRuns(Host.detect().name, run_id) if reference_id else None  # its name counts usable cores
     with measuring_lock(allowed_cores(), progress), seated(threads) as seat:
         run = _Run(candidates, reference, protocol, random.Random(seed), seat, gpu, runs)
         run.warm_up(progress)
+        # Time the networks whose intervals are too wide. Intervals are slow to compute, so this is not for each round.
         deadline = time.monotonic() + protocol.max_seconds
-        rounds, check, waiting = 0, min(protocol.min_rounds, protocol.max_rounds), list(candidates)
-        while waiting and time.monotonic() < deadline:
-            run.round(waiting, deadline)
+        rounds, next_check, open_names = 0, min(protocol.min_rounds, protocol.max_rounds), list(candidates)
+        while open_names and time.monotonic() < deadline:
+            run.round(open_names, deadline)
             rounds += 1
-            if rounds >= check:
-                check = math.ceil(CHECK_AFTER * rounds)
-                check = check if rounds >= protocol.max_rounds else min(check, protocol.max_rounds)
-                waiting = [name for name, each in run.measurements().items() if not each.converged]
+            if rounds >= next_check:
+                next_check = math.ceil(CHECK_AFTER * rounds)
+                next_check = next_check if rounds >= protocol.max_rounds else min(next_check, protocol.max_rounds)
+                open_names = [name for name, each in run.measurements().items() if not each.converged]
             if progress:
-                done = max(1 - (deadline - time.monotonic()) / protocol.max_seconds, 1 - len(waiting) / len(candidates))
-                progress(min(done, 1.0), f"round {rounds}, {len(waiting)} of {len(candidates)} networks open")
+                share = max(1 - (deadline - time.monotonic()) / protocol.max_seconds,
+                            1 - len(open_names) / len(candidates))
+                progress(min(share, 1.0), f"round {rounds}, {len(open_names)} of {len(candidates)} networks open")
         measured = run.measurements()
         run.remember()
         return {name: replace(each, paused_ms=run.time_after_pauses(name)) for name, each in measured.items()}
 
 
 class _Run:
-    """One run: its networks, its seat, its probes, and all turns so far."""
+    """One run: its networks, its cores, its probes, and all turns so far."""
 
     def __init__(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, rng: random.Random,
                  seat: Seat, gpu: Callable[[], GpuState] | None, runs: QuietRuns | None) -> None:
@@ -97,19 +99,19 @@ class _Run:
         self.weights_mb = {name: copies.weights_mb if isinstance(copies, FileCalls) else 0.0
                            for name, copies in candidates.items()}
         self.reference, self.protocol, self.rng, self.seat, self.gpu = calls_of(reference), protocol, rng, seat, gpu
-        # What runs on several cores, or on a GPU, is told by itself alone: the reference, which runs there too.
+        # No core probe shows the state of several cores or of a GPU. The reference, which runs there too, is the probe.
         self.is_alone = seat.threads == 1 and gpu is None
         self.probe = core_probe() if self.is_alone else Probe(self.reference[0], REFERENCE_READINGS)
         self.memory = memory_probe()
         self.runs, self.earlier = runs, runs.load() if runs else []
         self.throttled = throttled_periods()
         self.turns: dict[str, list[Turn]] = {name: [] for name in candidates}
-        self.beside: list[Turn] = []  # the reference's
-        self.calls: dict[str, tuple[int, int]] = {}  # of a turn, and of a group in it
-        self.cut_turns = 0  # for how many turns more others are expected to cut in
+        self.beside: list[Turn] = []  # turns of the reference
+        self.calls: dict[str, tuple[int, int]] = {}  # numbers of calls in a turn, and in a group of it
+        self.cut_turns = 0  # turns from now in which other processes are expected to cut in
 
     def warm_up(self, progress: Progress | None = None) -> None:
-        """Throw the first inferences away, and learn how many calls make a turn."""
+        """Run first inferences, which do not count, and learn how many calls make a turn."""
         self.reference_calls = self._plan(self.reference)
         for number, (name, copies) in enumerate(self.candidates.items()):
             self.calls[name] = self._plan(copies)
@@ -120,19 +122,19 @@ class _Run:
             self.memory_us = self.memory.read()
 
     def _plan(self, copies: Sequence[Call]) -> tuple[int, int]:
-        """Return how many calls make a turn, and how many lie between two readings of the probe."""
+        """Return how many calls make a turn, and how many are between two readings of the probe."""
         typical = min(float(np.median(self._warm(call))) for call in copies)
         calls = int(np.clip(self.protocol.round_ms / max(typical, 1e-6), self.protocol.min_calls,
                             self.protocol.max_calls))
         if typical >= self.probe.spacing_ms:
             return calls, 1
-        # The call after a reading of the probe does not count where it is short, so that one more makes up for it.
+        # The first of several calls after a reading does not count (`quiet._Calls`), so a group has one more.
         most = min(calls, 1 + math.ceil(min(self.probe.spacing_ms / max(typical, 1e-6), calls)))
         return calls, math.ceil(calls / math.ceil(calls / most))  # groups as equal as can be: `Turn.calls_in_group`
 
     def _warm(self, call: Call) -> list[float]:
-        """Return the times of a compilation's first calls but for the very first, which may choose kernels. Of a slow
-        network they are few, as they would take minutes."""
+        """Return the times of a compilation's first calls without the very first one, which may choose kernels. A slow
+        network has few, because they would take minutes."""
         times = time_calls(call, 2)[1:]
         while len(times) < self.protocol.warmup_calls - 1 and sum(times) < WARM_TURNS * self.protocol.round_ms:
             times += time_calls(call, 1)
@@ -149,7 +151,7 @@ class _Run:
             for name in block:
                 copy = len(self.turns[name]) % self.protocol.copies
                 self.turns[name].append(self._turn(self.candidates[name], copy, self.calls[name]))
-            if self.gpu and state:
+            if self.gpu and state:  # all turns of a block have the worse state of its two ends
                 state = state.worse(self.gpu())
                 for name in block:
                     self.turns[name][-1] = replace(self.turns[name][-1], gpu=state)
@@ -157,9 +159,9 @@ class _Run:
                 break
 
     def _turn(self, copies: Sequence[Call], copy: int, plan: tuple[int, int]) -> Turn:
-        """Time a turn: first one call that finds cold caches, then groups of calls between readings of the probe."""
+        """Time a turn: one call that finds cold caches first, then groups of calls between readings of the probe."""
         call, (calls, group) = copies[copy % len(copies)], plan
-        if self.cut_turns > 0:  # who has slept is not cut so soon: the scheduler owes it time
+        if self.cut_turns > 0:  # a process that has slept is not interrupted so soon
             time.sleep(NAP_S)
         first_ms = time_calls(call, 1)[0]
         samples, lost, readings = list[float](), list[float](), [self.probe.read()]
@@ -167,6 +169,7 @@ class _Run:
             ran_ns, start_ns = time.process_time_ns(), time.perf_counter_ns()
             samples += time_calls(call, min(group, calls - done))
             passed_ms = (time.perf_counter_ns() - start_ns) / 1e6
+            # Wall time without processor time of this process was lost to others, if it is more than a timer's error.
             missing_ms = passed_ms - (time.process_time_ns() - ran_ns) / 1e6
             lost.append(missing_ms if self.is_alone and missing_ms > max(LOST_MS, LOST_SHARE * passed_ms) else 0.0)
             readings.append(self.probe.read())
@@ -176,7 +179,7 @@ class _Run:
                     (before_us + self.memory_us) / 2)
 
     def time_after_pauses(self, name: str) -> tuple[float, ...]:
-        """Time calls of a network that come now and then, as those of a camera or a quiet server do."""
+        """Time single calls of a network after pauses, as a camera or a quiet server makes them, in ms."""
         samples = []
         for number in range(self.protocol.paused_calls):
             time.sleep(PAUSE_S)
@@ -184,13 +187,14 @@ class _Run:
         return tuple(samples)
 
     def measurements(self) -> dict[str, Measurement]:
-        """Return what is known of each network by now."""
+        """Return the measurement of each network from its turns so far."""
         conditions = self._conditions()
         quiet_ms = conditions.reference_ms or 1e-3 * conditions.probe_us
         return {name: Measurement(tuple(turns), quiet_ms, self.protocol, conditions, weights_mb=self.weights_mb[name])
                 for name, turns in self.turns.items()}
 
     def _conditions(self) -> Conditions:
+        # Turns in which heat or the power supply slowed the GPU do not count. The reference is one of the networks.
         usable = {name: [turn for turn in turns if not turn.slowed] for name, turns in self.turns.items()}
         copies = {name: [place % self.protocol.copies for place, turn in enumerate(turns) if not turn.slowed]
                   for name, turns in self.turns.items()}
@@ -200,11 +204,12 @@ class _Run:
         return replace(learnt, cores=tuple(self.seat.cores), throttled=throttled_periods() - self.throttled)
 
     def remember(self) -> None:
-        """Keep what this run tells later ones on this host, if it has seen enough quiet moments."""
+        """Store this run's quiet times for later runs on this host, if it has seen enough quiet moments."""
         conditions = self._conditions()
         readings = [us for of in [*self.turns.values(), self.beside] for turn in of for us in turn.probe_us]
         clear = sum(us < conditions.probe_us * math.exp(CLEAR) for us in readings)
         if self.runs and clear >= REMEMBER:
+            # The reference's time in this run, before it was corrected by earlier runs.
             as_it_was_ms = conditions.reference_ms * conditions.level * math.exp(conditions.traffic)
             self.runs.add(QuietRun(conditions.probe_us, as_it_was_ms, conditions.memory_us))
 
@@ -213,12 +218,12 @@ _REFERENCE = "\0reference"  # no network is called so
 
 
 def calls_of(copies: Copies) -> Sequence[Call]:
-    """The calls of a network's copies; one stands for all of them."""
+    """List the calls of a network's copies; a single call is used for all of them."""
     return [copies] if callable(copies) else list(copies)
 
 
 def time_calls(call: Call, calls: int) -> list[float]:
-    """Wall time of each of `calls` calls, in ms."""
+    """Run `call` so many times and return the wall time of each, in ms."""
     clock = time.perf_counter_ns
     times = []
     for _ in range(calls):

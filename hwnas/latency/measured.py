@@ -1,8 +1,8 @@
-"""Latencies of single networks, each timed on the deployment's machine when it is first asked for.
+"""Latencies of single networks. Each is timed on the deployment's machine when its latency is needed first.
 
-A race asks for the latencies of some dozens of networks, so it times these and needs neither a table of their space nor
-a model (docs/decisions/race-latencies.md). The timed networks are in a latency table of the run folder, which all
-processes of the race share. Files have random weights, as in a calibration: a network is timed before it is trained.
+A race needs the latencies of some dozens of networks. It times them, without a table of their space or a model
+(docs/decisions/race-latencies.md). The timed networks are in a latency table of the run folder, which all processes of
+the race share. Files have random weights, as in a calibration: a network is timed before it is trained.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from hwnas.space.search_space import SearchSpace
 from hwnas.system.documents import now
 
 EACH_S = 0.5  # most seconds of timing a network
-INVALID = "INVALID: "  # before the reason of a timing
-AGAIN = 3  # times as many for those that were INVALID, once
-POLL_S = 0.5
+INVALID = "INVALID: "  # the prefix of a reason that is worth another timing
+AGAIN = 3  # times EACH_S for each INVALID network, which is timed once more
+POLL_S = 0.5  # seconds for which a process that is elsewhere waits
 
 Answer = TypeVar("Answer")
 
 
 class NotTimed(Exception):
-    """Networks whose latency is asked for were not timed yet: `latency.time(networks)` does it."""
+    """Networks whose latency is needed were not timed yet: call `latency.time(networks)`."""
 
     def __init__(self, latency: MeasuredLatency, networks: Sequence[Architecture]) -> None:
         super().__init__(f"{len(networks)} networks were not timed yet")
@@ -45,12 +45,12 @@ class NotTimed(Exception):
 
 @dataclass
 class MeasuredLatency:
-    """The measured latencies of a space's networks on one deployment. It answers what a LatencyModel answers.
+    """The measured latencies of a space's networks on one deployment. It has the prediction methods of a LatencyModel.
 
     Attributes:
         path: The table in the run folder, which other processes write too.
-        lock: Makes the lock under which networks are timed: one process at a time.
-        seed: Of the order of turns.
+        lock: A function that returns the lock under which networks are timed, by one process at a time.
+        seed: The seed of the order of turns.
     """
 
     deployment: Deployment
@@ -64,7 +64,7 @@ class MeasuredLatency:
     def __post_init__(self) -> None:
         if self.path.exists():
             self._read()
-            deployment = self.deployment  # the version is known to a process at the machine only
+            deployment = self.deployment  # only a process at the machine knows the version
             version = deployment.device.runtime(deployment.target.runtime).version() if deployment.at_hand else None
             self.table.check(key_of(deployment, self.space), deployment.host_name, version,
                              "Go on with those, or begin a new search: out=FOLDER.")
@@ -79,11 +79,11 @@ class MeasuredLatency:
                              "networks of this race yet. Start this one again in a minute.")
 
     def predict(self, codes: np.ndarray) -> Predictions:
-        """As `predict_architectures`, for networks by their codes [n, p]."""
+        """Return latencies as `predict_architectures` does, for networks by their codes [n, p]."""
         return self.predict_architectures([self.space.decode(self.space.to_params(row)) for row in codes])
 
     def predict_architectures(self, architectures: Sequence[Architecture]) -> Predictions:
-        """Measured latencies in ms with their 90 % intervals. Infinite for a network that cannot be timed.
+        """Return measured latencies in ms with their 90 % intervals; infinite for a network that cannot be timed.
 
         Raises:
             NotTimed: Some of them were not timed yet.
@@ -101,8 +101,8 @@ class MeasuredLatency:
         return Predictions(*ends.T)
 
     def time(self, networks: Sequence[Architecture], report: Report) -> None:
-        """Time networks that were not timed yet, and keep what came out, wave by wave. A process that is elsewhere
-        waits a moment for one that is at the machine.
+        """Time the networks that were not timed yet, and save the table after each wave. A process that is not at the
+        machine waits a moment for a process that is.
 
         Raises:
             MeasurementInvalid: A process that exported or timed them was ended.
@@ -118,10 +118,10 @@ class MeasuredLatency:
                 if invalid := self._time(missing[start : start + WAVE], EACH_S, report):
                     self._time(invalid, AGAIN * EACH_S, report)
                 self.table.save(self.path)
-            self._read()  # as every other process will: times are rounded when stored
+            self._read()  # as every other process reads it: times are rounded when stored
 
     def forget_invalid(self) -> None:
-        """Let networks be timed again whose timing was INVALID: the machine may be quiet now."""
+        """Remove INVALID timings, so that these networks are timed again: the machine may be quiet now."""
         with self.lock():
             self._read()
             if invalid := [id for id, reason in self.table.failed.items() if reason.startswith(INVALID)]:
@@ -130,8 +130,8 @@ class MeasuredLatency:
                 self.table.save(self.path)
 
     def _time(self, networks: Sequence[Architecture], each_s: float, report: Report) -> list[Architecture]:
-        """Time a wave, and put it into the table: with the reason those that cannot be timed. Returns those whose
-        timing is INVALID."""
+        """Time a wave and put it into the table, or the reason for each network that cannot be timed. Return the
+        networks whose timing is INVALID."""
         target, device, failed = self.deployment.target, self.deployment.device, dict[str, str]()
         protocol = Protocol(max_seconds=each_s * len(networks))
         try:
@@ -143,6 +143,7 @@ class MeasuredLatency:
             timed, failed = {}, {networks[0].id: f"{INVALID}{error}"}
         except CandidateError as error:  # none of them can be exported and compiled
             timed, failed = {}, {network.id: str(error) for network in networks}
+        # A network is in `networks` of the table or, with its reason, in `failed`; the last timing counts.
         for network in networks:
             measurement = timed.get(network.id)
             self.table.failed.pop(network.id, None)
@@ -155,26 +156,26 @@ class MeasuredLatency:
 
     def _time_singly(self, networks: Sequence[Architecture], each_s: float, report: Report, error: MeasurementInvalid
                      ) -> list[Architecture]:
-        """Time each network of a wave apart, so that one that ends its process costs itself alone. Raises `error` if
-        they all do: then it is not the networks."""
+        """Time each network of a wave alone, so that a network that ends its process does not take others with it.
+        Raise `error` if all of them end it: then the networks are not the cause."""
         invalid = [again for network in networks for again in self._time([network], each_s, report)]
-        ended = [network.id for network in networks if network not in invalid
+        ended_ids = [network.id for network in networks if network not in invalid
                  and self.table.failed.get(network.id, "").startswith(INVALID)]
-        if len(ended) == len(networks):
-            for id in ended:
+        if len(ended_ids) == len(networks):
+            for id in ended_ids:
                 del self.table.failed[id]
             raise error
         return invalid
 
     def _read(self) -> None:
-        """Read the table once more if another process has written it."""
+        """Read the table if another process has written it since it was last read."""
         if self.path.exists() and (written_ns := self.path.stat().st_mtime_ns) != self._written_ns:
             self.table, self._written_ns = LatencyTable.load(self.path), written_ns
 
     def _missing(self, networks: Sequence[Architecture]) -> list[Architecture]:
-        """Those that were not timed, each once."""
-        known = {network.architecture.id for network in self.table.networks} | {*self.table.failed}
-        return [*{network.id: network for network in networks if network.id not in known}.values()]
+        """Return the networks that have neither a time nor a reason, each once."""
+        settled_ids = {network.architecture.id for network in self.table.networks} | {*self.table.failed}
+        return [*{network.id: network for network in networks if network.id not in settled_ids}.values()]
 
 
 def answered(ask: Callable[[], Answer], console: Console) -> Answer:

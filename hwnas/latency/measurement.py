@@ -1,6 +1,6 @@
 """Measurements: raw samples of one network, with the protocol that took them.
 
-Statistics are computed on read, never stored in the samples' place.
+Statistics are computed when a file is read; they are never stored instead of the samples.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _GONE = ("drift", "run_drift", "steal")  # options of protocols that threw distu
 class Protocol:
     """The rules by which latency is timed.
 
-    A round runs every candidate once, in a new random order, `block` at a time; a fixed reference network runs before
-    and after each block. Each turn makes `round_ms` worth of calls (between `min_calls` and `max_calls`), with probes
-    beside them (`hwnas.latency.probes`), and counts as their `quantile`.
+    A round gives every candidate a turn, in a new random order, `block` at a time. A fixed reference network has a turn
+    before each block. A turn makes calls for about `round_ms` (between `min_calls` and `max_calls`), with probes beside
+    them (`hwnas.latency.probes`). `quantile` is for turns of older tables, which counted as this quantile of the calls.
 
-    A candidate is done after `min_rounds` turns if its 90 % interval has a half-width of `half_width` or less, at the
-    latest after `max_rounds` turns of undisturbed calls, or after `max_seconds`. Then each makes `paused_calls` with a
-    pause of PAUSE_S before each: networks that are called now and then are slower than their row says.
+    A candidate is done after `min_rounds` turns if the half-width of its 90 % interval is at most `half_width`. It is
+    done at the latest after `max_rounds` undisturbed turns; all end after `max_seconds`. Then each makes `paused_calls`
+    calls with a pause of PAUSE_S before each: networks that are called now and then are slower than back to back.
     """
 
     warmup_calls: int = 10
@@ -53,18 +53,18 @@ class Protocol:
     paused_calls: int = option(0, low=0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for tables and reports."""
+        """Return plain values for tables and reports."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Protocol:
-        """Inverse of `to_dict`; ConfigError for a value of another type, UnknownName for another key."""
+        """Read what `to_dict` returned; ConfigError for a value of another type, UnknownName for another key."""
         return read_options(cls, {key: value for key, value in data.items() if key not in _GONE}, "protocol")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """All turns of one network in one run, and how the machine was in it.
+    """All turns of one network in one run, and the state of the machine in it.
 
     Turn i is of copy i mod `protocol.copies`. `latency_ms` is the latency on the quiet machine, by the model of
     `hwnas.latency.quiet`: the mean over the copies; `latency_ms_low`/`_high` bound it with 90 % confidence.
@@ -73,8 +73,8 @@ class Measurement:
         turns: In the order in which they were timed.
         quiet_ms: Latency of the reference network on the quiet machine, in the same run. Runs are compared by it.
         protocol: The rules by which they were timed.
-        conditions: The state of the machine; None if only the reference beside each turn tells it.
-        paused_ms: Calls that came after a pause of PAUSE_S.
+        conditions: The state of the machine; None if only the reference beside each turn shows it, as in older tables.
+        paused_ms: The times of calls after a pause of PAUSE_S.
         weights_mb: Size of the file that was timed; 0: not known.
     """
 
@@ -87,12 +87,12 @@ class Measurement:
 
     @cached_property
     def _usable(self) -> dict[int, Turn]:
-        """Turns that no GPU's heat or power supply slowed, by their place among all."""
+        """The turns that no GPU's heat or power supply slowed, by their place among all turns."""
         return {place: turn for place, turn in enumerate(self.turns) if not turn.slowed}
 
     @cached_property
     def estimate(self) -> LatencyEstimate | None:
-        """The estimate from the turns; None if there is none that counts."""
+        """The estimate from the turns; None if no turn counts."""
         if not self._usable:
             return None
         conditions = self.conditions or Conditions(1e3 * self.quiet_ms)
@@ -100,13 +100,13 @@ class Measurement:
                         self.protocol.quantile, weights_mb=self.weights_mb)
 
     def at_ms(self, quiet_ms: float) -> float:
-        """`latency_ms` at the speed at which the reference takes `quiet_ms`: what runs share is the ratio to the
-        reference."""
+        """Return `latency_ms` at the speed at which the reference takes `quiet_ms`: runs differ least in the ratio to
+        the reference."""
         return self.latency_ms * quiet_ms / self.quiet_ms
 
     @property
     def reason(self) -> str:
-        """Why it is INVALID; empty when it is a number."""
+        """The reason why it is INVALID; empty if it is valid."""
         if not self.turns:
             return NO_TURN
         if self.estimate is None:
@@ -124,7 +124,7 @@ class Measurement:
 
     @property
     def latency_ms(self) -> float:
-        """The estimate; NaN when INVALID."""
+        """The estimate; NaN if it is INVALID."""
         return math.exp(self.estimate.quiet) if self.estimate and self.valid else math.nan
 
     @property
@@ -179,13 +179,13 @@ class Measurement:
             self.half_width <= self.protocol.half_width or clear >= self.protocol.max_rounds)
 
     def percentile_ms(self, q: float) -> float | None:
-        """p50, p90 or p99 over every call, as the machine was; None if the samples are too few for it."""
+        """Return a quantile (p50, p90, p99) over every call, as the machine was; None if there are too few samples."""
         calls = [ms for turn in self.turns for ms in turn.samples_ms]
         needed = P99_SAMPLES if q > 0.9 else P90_SAMPLES if q > 0.5 else 1
         return float(np.quantile(calls, q)) if len(calls) >= needed else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a table; times in microseconds, to a hundredth: some networks take ten."""
+        """Return plain values for a table; times in microseconds with two decimals, because some networks take ten."""
         return {"quiet_us": round(self.quiet_ms * 1e3, 2),
                 **({"conditions": self.conditions.to_dict()} if self.conditions else {}), **turns_to_dict(self.turns),
                 **({"weights_mb": round(self.weights_mb, 3)} if self.weights_mb else {}),
@@ -193,7 +193,7 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], protocol: Protocol, where: str) -> Measurement:
-        """Inverse of `to_dict`; TableError on negative, zero or missing times, naming `where`."""
+        """Read what `to_dict` returned; TableError, which names the place, for negative, zero or missing times."""
         try:
             conditions = Conditions.from_dict(data["conditions"]) if "conditions" in data else None
             paused_ms = positive_ms(data["paused_us"]) if "paused_us" in data else ()
@@ -206,34 +206,35 @@ class Measurement:
             raise TableError(f"{where}: {error or 'times are missing'}") from None
 
 
-IN_USE = 1.05  # times slower at the median: from there on the machine is said to have been in use
-LEVEL = 1.03  # a run whose quietest moments were so much slower than the best on this host says so
+IN_USE = 1.05  # times slower at the median: from there on a line says that the machine was in use
+LEVEL = 1.03  # times slower in a run's quietest moments than in the best on this host: from there on a line says so
 
 
 def describe_machine(measurements: Iterable[Measurement]) -> str:
-    """Return in a sentence or two how the machine was while networks were timed; empty if none was."""
+    """Describe the machine while networks were timed, in some sentences; empty if none was timed."""
     timed = [each for each in measurements if each.turns]
     if not timed:
         return ""
     slower = float(np.median([each.slowdown for each in timed]))
     halves = [each.half_width for each in timed if each.valid]
     width = f", ± {np.median(halves):.1%}" if halves else ""
-    told = [f"The machine was quiet{width}."]
+    sentences = [f"The machine was quiet{width}."]
     if slower >= IN_USE:
-        told = [f"The machine was in use (networks ran {slower:.2g} times slower at the median); latencies are those "
-                f"of the quiet machine{width}."]
-    of = [each.conditions for each in timed if each.conditions]
-    if of and (level := max(each.level for each in of)) >= LEVEL:
-        told.append(f"At its quietest its core was {level - 1:.0%} slower than the best seen on this host.")
-    if of and (throttled := max(each.throttled for each in of)):
-        told.append(f"A CPU quota stopped the run in {throttled} periods, which count in no latency.")
-    if of and of[0].cores:
-        told.append(f"Timed on {describe_cores(of[0].cores)}.")
-    return " ".join(told)
+        sentences = [f"The machine was in use (networks ran {slower:.2g} times slower at the median); latencies are "
+                     f"those of the quiet machine{width}."]
+    conditions = [each.conditions for each in timed if each.conditions]
+    if conditions and (level := max(each.level for each in conditions)) >= LEVEL:
+        sentences.append(f"At its quietest its core was {level - 1:.0%} slower than the best seen on this host.")
+    if conditions and (throttled := max(each.throttled for each in conditions)):
+        sentences.append(f"A CPU quota stopped the run in {throttled} periods, which count in no latency.")
+    if conditions and conditions[0].cores:
+        sentences.append(f"Timed on {describe_cores(conditions[0].cores)}.")
+    return " ".join(sentences)
 
 
 def robust_error(values: np.ndarray) -> float:
-    """Standard error of a median from the median absolute deviation (normal scale factors 1.4826 and 1.2533)."""
+    """Return the standard error of a median, from the median absolute deviation (normal factors 1.4826 and 1.2533);
+    infinite for fewer than two values."""
     if len(values) < 2:
         return float("inf")
     deviation = 1.4826 * float(np.median(np.abs(values - np.median(values))))

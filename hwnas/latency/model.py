@@ -1,9 +1,9 @@
-"""LatencyModel: predicts whole networks of a space from a table, with intervals calibrated on held-out networks.
+"""LatencyModel: it predicts a space's networks from a table, with intervals calibrated on held-out networks.
 
-Physical costs and what they leave over (both in features.py) are fitted together on whole networks: that gives block
-entries, latencies of networks, and the held-out error. Blocks timed alone do not add up, see
-docs/decisions/latency-model.md. A network unlike those measured gets a wider interval; intervals are conformal, from
-cross-validated errors.
+The physical costs and the residual that they leave over (both in features.py) are fitted together on whole networks.
+The fit gives block entries, latencies of networks, and the held-out error. Blocks timed alone do not add up, see
+docs/decisions/latency-model.md. The intervals are conformal, from cross-validated errors. They are wider for a network
+that is unlike the measured ones.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Placed = tuple[BlockSpec, str]  # a block and the role of the operator before it
 
 @dataclass(frozen=True)
 class FitData:
-    """Networks as a fit takes them: their blocks, latencies [n] in ms, and the run in which each was measured [n]."""
+    """The data of a fit: n networks' blocks, latencies [n] in ms and runs [n], each a number (see `timed_networks`)."""
 
     blocks: Networks
     measured_ms: np.ndarray
@@ -71,7 +71,7 @@ class FitData:
 
 
 def list_places(networks: Networks) -> tuple[list[Placed], list[list[int]]]:
-    """Return all places that occur in networks, each once; and by their indices the places of each network."""
+    """Return all placed blocks that occur in networks, each once; and for each network the indices of its blocks."""
     indices: dict[Placed, int] = {}
     rows = [[indices.setdefault(place, len(indices)) for place in placed(blocks)] for blocks in networks]
     return list(indices), rows
@@ -79,16 +79,16 @@ def list_places(networks: Networks) -> tuple[list[Placed], list[list[int]]]:
 
 @dataclass(frozen=True)
 class _Physical:
-    """Costs fitted on networks, and what their excess over these is made of."""
+    """Costs fitted on n networks, and the covariances from which their excess over these costs is explained."""
 
     features: Features
     costs: Costs
-    base_ms: np.ndarray  # [n]
+    base_ms: np.ndarray  # [n]: latencies by the costs alone
     groups: list[dict[str, Group]]
     positions: np.ndarray
-    linear: np.ndarray  # [n, columns]: shares of the columns, over `scale`
-    scale: np.ndarray
-    parts: list[np.ndarray]
+    linear: np.ndarray  # [n, columns]: each column over `base_ms` and `scale`
+    scale: np.ndarray  # [columns]
+    parts: list[np.ndarray]  # [n, n] for each of features.PARTS but the noise
 
     @classmethod
     def of(cls, timed: FitData, prior: Prior | None) -> _Physical:
@@ -96,46 +96,50 @@ class _Physical:
         design = features.design(features.of_networks(timed.blocks))
         costs = Costs.fit(design, timed.measured_ms, features.ridge)
         base = costs.latency_ms(design)
-        every, rows = list_places(timed.blocks)
-        known = list_members(features, costs, every)
-        groups = [group_members([[(member, member.cost_ms / total) for place in row for member in known[place][level]]
+        # Every network is described by its members (operators and blocks) and their shares of its cost, by level.
+        places, rows = list_places(timed.blocks)
+        place_members = list_members(features, costs, places)
+        groups = [group_members([[(member, member.cost_ms / total)
+                                  for place in row for member in place_members[place][level]]
                                  for row, total in zip(rows, base, strict=True)]) for level in range(len(LEVELS))]
         positions = position(np.array([totals(blocks) for blocks in timed.blocks]))
-        unmet = (~design[:, len(NAMES) - len(LATER) : len(NAMES)].any(axis=0)).sum()  # a fit is as if they were not
-        scale = (np.sqrt(((design / base[:, None]) ** 2).mean(axis=0)) + 1e-9) * np.sqrt(design.shape[1] - unmet)
+        n_unused = (~design[:, len(NAMES) - len(LATER) : len(NAMES)].any(axis=0)).sum()
+        # A column of LATER that no network uses does not count, so that old tables are fitted as before it was added.
+        scale = (np.sqrt(((design / base[:, None]) ** 2).mean(axis=0)) + 1e-9) * np.sqrt(design.shape[1] - n_unused)
         linear = design / base[:, None] / scale
         return cls(features, costs, base, groups, positions, linear, scale,
                    kernels(groups, positions, linear, timed.runs))
 
 
-_LEVEL = 0.05  # variance of what all networks of a machine have in common, before one is timed
+_LEVEL = 0.05  # variance of the excess that all networks of a machine have in common, before one is timed
 
 
 def most_telling(networks: Networks, prior: Prior, n: int, known: int = 0) -> list[int]:
-    """The `n` of `networks` to time on a machine of which `prior` is known, as their indices; the first `known` of the
-    networks are timed already.
+    """Return the indices of `n` of `networks` to time on a machine with a `prior`. The first `known` are timed already.
 
-    Each next one leaves the least variance in all of them together, by what hosts differ in (greedy A-optimal design).
+    Each choice leaves the least total variance in all networks, if hosts differ by START_WITH_PRIOR (greedy A-optimal
+    design).
     """
     entries = Features(prior).of_networks(networks)[:, -len(prior.names):]
-    expected_ms = np.maximum((entries / entries.mean(axis=0)).mean(axis=1), 0.01)  # but for the machine's speed
+    expected_ms = np.maximum((entries / entries.mean(axis=0)).mean(axis=1), 0.01)  # up to the machine's speed
     expected = FitData(networks, expected_ms, np.zeros(len(networks)))
     joint = covariance(START_WITH_PRIOR, _Physical.of(expected, prior).parts) + _LEVEL
     noise, chosen = float(START_WITH_PRIOR[-1]), list[int]()
     joint -= noise * np.eye(len(joint))
-    for turn in range(min(known + n, len(networks))):
-        own = np.diag(joint) + noise
-        falls = (joint**2).sum(axis=0) / own
-        falls[chosen] = -1.0
-        chosen.append(turn if turn < known else int(np.argmax(falls)))
-        column = joint[:, chosen[-1]].copy()
-        joint -= np.outer(column, column) / own[chosen[-1]]
+    # `joint` is the covariance of the networks' excess, given the networks chosen so far.
+    for step in range(min(known + n, len(networks))):
+        variance = np.diag(joint) + noise
+        reductions = (joint**2).sum(axis=0) / variance
+        reductions[chosen] = -1.0
+        chosen.append(step if step < known else int(np.argmax(reductions)))
+        column = joint[:, chosen[-1]].copy()  # condition on a measurement of the chosen network
+        joint -= np.outer(column, column) / variance[chosen[-1]]
     return chosen[known:]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Costs, what they leave over, and the correction of the costs that belongs to it."""
+    """A fitted model: the costs, the residual that they leave over, and the costs as the residual corrects them."""
 
     features: Features
     costs: Costs
@@ -144,7 +148,7 @@ class Fit:
 
     @classmethod
     def of(cls, timed: FitData, prior: Prior | None = None, variances: np.ndarray | None = None) -> Fit:
-        """Fit on `timed`; `variances` (of residual.PARTS) are tuned where none are given."""
+        """Fit on `timed`. `variances` (of features.PARTS) are tuned if they are None."""
         physical = _Physical.of(timed, prior)
         excess = timed.measured_ms / physical.base_ms - 1
         if variances is None:
@@ -152,46 +156,47 @@ class Fit:
                          tune_variances(physical.parts, excess, START_WITH_PRIOR, HOLD_WITH_PRIOR))
         inverse, _ = invert(covariance(variances, physical.parts))
         residual = Residual(variances, physical.groups, physical.positions, timed.runs, inverse @ excess, inverse)
+        # The part COSTS of the residual is linear in the columns of the costs, so it is added to the costs themselves.
         correction = variances[COSTS] * (physical.linear.T @ residual.weights) / physical.scale
         return cls(physical.features, physical.costs, physical.costs.values + correction, residual)
 
     def entries(self, blocks: Sequence[Placed]) -> tuple[np.ndarray, np.ndarray]:
-        """Time of each of `blocks` inside a network, in its place, ms [n], and its variance, ms² [n]."""
+        """Return the time of each of `blocks` in its place of a network in ms [n], and its variance in ms² [n]."""
         sums = self.features.of_blocks([block for block, _ in blocks])
         mean = sums @ self.features.additive(self.corrected)
         variance = np.zeros(len(blocks))
-        listed = list_members(self.features, self.costs, blocks)
-        for level in range(len(LEVELS)):
+        place_members = list_members(self.features, self.costs, blocks)
+        for level in range(len(LEVELS)):  # each level adds its excess, computed for a whole group at once
             groups: dict[str, list[tuple[int, GroupMember]]] = {}
-            for row, levels in enumerate(listed):
+            for row, levels in enumerate(place_members):
                 for member in levels[level]:
                     groups.setdefault(member.group, []).append((row, member))
-            for name, wanted in groups.items():
-                rows = np.array([row for row, _ in wanted])
-                cost = np.array([member.cost_ms for _, member in wanted])
-                excess, spread = self.residual.excess(level, name, [member for _, member in wanted])
+            for name, group_rows in groups.items():
+                rows = np.array([row for row, _ in group_rows])
+                cost = np.array([member.cost_ms for _, member in group_rows])
+                excess, spread = self.residual.excess(level, name, [member for _, member in group_rows])
                 np.add.at(mean, rows, cost * excess)
                 np.add.at(variance, rows, cost**2 * spread)
         return mean, variance
 
     def latency_ms(self, sums: np.ndarray, entries_ms: np.ndarray, variance_ms2: np.ndarray,
                    positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Latency in ms [n] and its log standard deviation [n], from sums over blocks of features and entries."""
+        """Return latencies in ms [n] and log standard deviations [n], from features and entries summed over blocks."""
         design = self.features.design(sums)
         base = self.costs.latency_ms(design)
         additive = self.features.additive(self.corrected)
-        steps = design @ self.corrected - sums @ additive
+        steps = design @ self.corrected - sums @ additive  # the cache steps, which belong to no single block
         mean = np.maximum(entries_ms + steps + base * self.residual.common(positions), 0.1 * base)
         noise = self.residual.variances[-1]
         relative = design / base[:, None]
-        # The share of the fit's variance in each prediction: large far from what was fitted.
+        # The fit's share of the variance of each prediction: it is large far from the fitted networks.
         leverage = np.einsum("ij,ij->i", relative @ self.costs.inverse, relative)
         return mean, np.sqrt(noise * (1 + leverage) + variance_ms2 / base**2)
 
     def networks(self, networks: Networks) -> tuple[np.ndarray, np.ndarray]:
-        """`latency_ms` of networks given by their blocks."""
-        every, rows = list_places(networks)
-        entries, variance = self.entries(every)
+        """Return `latency_ms` of networks that are given by their blocks."""
+        places, rows = list_places(networks)
+        entries, variance = self.entries(places)
         return self.latency_ms(
             self.features.of_networks(networks), np.array([entries[row].sum() for row in rows]),
             np.array([variance[row].sum() for row in rows]),
@@ -199,23 +204,23 @@ class Fit:
 
 
 def list_members(features: Features, costs: Costs, places: Sequence[Placed]) -> list[list[list[GroupMember]]]:
-    """Members of each placed block, by level, with what they cost by themselves, by the additive costs."""
-    additive, listed = features.additive(costs.values), []
+    """Return the members of each placed block by level, each with its own cost in ms by the additive costs."""
+    additive, place_members = features.additive(costs.values), []
     blocks_ms = np.maximum(features.of_blocks([block for block, _ in places]) @ additive, _LEAST_MS)
     for (block, before), block_ms in zip(places, blocks_ms, strict=True):
         times = [max(float(operator_features(operator) @ additive[: len(NAMES)]), _LEAST_MS)
                  for operator in operators(block)]
-        if features.prior is not None:  # it has a say in the block, whose cost is divided in their proportion
+        if features.prior is not None:  # `block_ms` contains the prior's entries: divide it in the same proportions
             rest = block_ms / sum(times)
             times = [ms * rest for ms in times]
-        listed.append(members(block, before, block_ms, times))
-    return listed
+        place_members.append(members(block, before, block_ms, times))
+    return place_members
 
 
 FOLDS = 10
-GROUPS = 3  # of predicted latencies, with an interval of their own: fast networks err otherwise than slow ones
+GROUPS = 3  # of predicted latencies, each with interval ends of its own: errors of fast and slow networks differ
 LEAST_OF_GROUP = 20  # networks; fewer have no quantile at 5 %
-LEAST_OF_ORIGIN = 40  # with so many networks of one origin (random, front) their errors have quantiles of their own
+LEAST_OF_ORIGIN = 40  # networks of one origin (random, front), from which on the intervals must cover 90 % of them
 
 
 @dataclass(frozen=True)
@@ -223,9 +228,9 @@ class Ends:
     """Ends of 90 % intervals, in units of a prediction's own standard deviation, by group of predicted latency.
 
     Attributes:
-        edges: Between the groups [k - 1], logarithms of ms.
-        low: Of each group [k].
-        high: The same.
+        edges: The borders between the groups [k - 1], as logarithms of ms.
+        low: The lower end of each group [k].
+        high: The upper end of each group [k].
     """
 
     edges: tuple[float, ...]
@@ -234,44 +239,44 @@ class Ends:
 
     @classmethod
     def of(cls, scores: np.ndarray, log_mean: np.ndarray, origins: np.ndarray) -> Ends:
-        """Conformal ends (Vovk et al., Mondrian Confidence Machine, 2003) of held-out networks.
+        """Compute conformal ends (Vovk et al., Mondrian Confidence Machine, 2003) from held-out networks.
 
-        A search goes where its front lies, and may err more there: where an origin of LEAST_OF_ORIGIN networks or more
-        has fewer than nine of ten inside, the intervals of all get wider until it has.
+        Networks near a front may have larger errors than random ones. All intervals get wider until they contain nine
+        of ten networks of each origin with LEAST_OF_ORIGIN networks or more.
 
         Args:
             scores: Log errors in units of their own standard deviation [n].
-            log_mean: Predictions, logarithms of ms [n].
-            origins: How the networks were chosen [n].
+            log_mean: Predictions as logarithms of ms [n].
+            origins: The way in which each network was chosen [n].
         """
         edges = np.quantile(log_mean, np.arange(1, GROUPS) / GROUPS)
         groups = np.searchsorted(edges, log_mean, side="right")
         if np.bincount(groups, minlength=GROUPS).min() < LEAST_OF_GROUP - 1:  # one less: a network is left out
-            edges, groups = edges[:0], np.zeros(len(scores), int)
+            edges, groups = edges[:0], np.zeros(len(scores), int)  # too few networks: one group of all
         k = len(edges) + 1
         low, high = (np.array([conformal_quantile(scores[groups == group], q) for group in range(k)])
                      for q in (0.05, 0.95))
         middle, half = (low + high) / 2, np.maximum((high - low) / 2, 1e-9)
-        out = np.abs(scores - middle[groups]) / half[groups]  # above 1: outside of its interval
+        out = np.abs(scores - middle[groups]) / half[groups]  # above 1: outside its interval
         names = [name for name in np.unique(origins) if (origins == name).sum() >= LEAST_OF_ORIGIN]
         half = half * max([1.0, *(conformal_quantile(out[origins == name], 0.9) for name in names)])
         return cls(*(tuple(map(float, values)) for values in (edges, middle - half, middle + half)))
 
     def at(self, log_mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ends for predictions [n]."""
+        """Return the lower and the upper ends for predictions `log_mean` [n]."""
         groups = np.searchsorted(np.array(self.edges), log_mean, side="right")
         return np.array(self.low)[groups], np.array(self.high)[groups]
 
 
 def interval_ends(low: np.ndarray, high: np.ndarray, log_std: np.ndarray, run_to_run: float
                   ) -> tuple[np.ndarray, np.ndarray]:
-    """Distances in log units from predictions to both ends of their 90 % intervals.
+    """Return the distances in log units from predictions to both ends of their 90 % intervals.
 
     Args:
-        low: Scores of the lower ends [n], in units of `log_std`; mostly below 0.
-        high: Of the upper ends [n].
-        log_std: Of each prediction [n].
-        run_to_run: Log standard deviation between two runs or sessions, which no single calibration sees.
+        low: The scores of the lower ends [n], in units of `log_std`; mostly below 0.
+        high: The scores of the upper ends [n].
+        log_std: The log standard deviation of each prediction [n].
+        run_to_run: The log standard deviation between two runs or sessions, which no single calibration can show.
     """
     middle, half = (low + high) / 2 * log_std, np.hypot((high - low) / 2 * log_std, Z90 * run_to_run)
     return middle - half, middle + half
@@ -279,7 +284,7 @@ def interval_ends(low: np.ndarray, high: np.ndarray, log_std: np.ndarray, run_to
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Predictions of networks that the fit had not seen, beside what was measured."""
+    """Predictions of networks that the fit had not seen, beside their measured latencies; arrays [n]."""
 
     log_measured: np.ndarray
     log_mean: np.ndarray
@@ -289,13 +294,14 @@ class HeldOut:
 
     @property
     def scores(self) -> np.ndarray:
-        """Log errors in units of their own standard deviation."""
+        """Log errors [n] in units of their own standard deviation."""
         return np.asarray((self.log_measured - self.log_mean) / self.log_std)
 
     def summary(self) -> dict[str, float]:
-        """Share within 5 and 10 %, mean absolute error, rank correlation, coverage and widths."""
+        """Return the shares within 5 and 10 %, mean absolute error, rank correlation, coverage and width."""
         error = np.abs(np.exp(self.log_mean - self.log_measured) - 1)
         scores = self.scores
+        # A network's own error has no part in the ends of its interval.
         ends = np.array([Ends.of(*(np.delete(values, i) for values in (scores, self.log_mean, self.origins))).at(
             self.log_mean[i]) for i in range(len(scores))])
         low, high = interval_ends(ends[:, 0], ends[:, 1], self.log_std, self.run_to_run)
@@ -314,16 +320,16 @@ def cross_validate(timed: FitData, origins: np.ndarray, variances: np.ndarray, r
                    prior: Prior | None = None, folds: int = FOLDS) -> HeldOut:
     """Predict each network from a fit on others, at the pace of the wave in which it was measured.
 
-    If waves had processes of their own (`apart`), the fit knows other waves only, as it does when it is used. Otherwise
-    it would know what a process does to like networks alike. Its pace is then told by the other networks of the
-    wave, as a later session's by a panel.
+    If each wave had a process of its own (`apart`), whole waves are held out: a process changes like networks alike,
+    and no fit knows the process of a later session. The pace of a network's wave is then estimated from the other
+    networks of the wave, as a later session's pace is from a panel.
     """
     n, runs, logs = len(timed.measured_ms), np.unique(timed.runs), np.log(timed.measured_ms)
     by_run = apart and len(runs) > 1
-    units = np.random.default_rng(0).permutation(len(runs) if by_run else n)
+    units = np.random.default_rng(0).permutation(len(runs) if by_run else n)  # what is held out: runs or networks
     mean, std = np.zeros(n), np.zeros(n)
-    for part in np.array_split(units, min(folds, len(units))):
-        fold = np.flatnonzero(np.isin(timed.runs, runs[part])) if by_run else part
+    for units_of_fold in np.array_split(units, min(folds, len(units))):
+        fold = np.flatnonzero(np.isin(timed.runs, runs[units_of_fold])) if by_run else units_of_fold
         fit = Fit.of(timed[np.setdiff1d(np.arange(n), fold)], prior, variances)
         mean[fold], std[fold] = fit.networks(timed[fold].blocks)
         if not by_run:
@@ -336,17 +342,17 @@ def cross_validate(timed: FitData, origins: np.ndarray, variances: np.ndarray, r
     return HeldOut(logs, np.log(mean), std, origins, run_to_run)
 
 
-# Log standard deviation between two runs, for tables that hold one copy of each network and so cannot tell it.
+# Log standard deviation between two runs, for tables with one copy of each network, which cannot show it.
 RUN_TO_RUN = 0.02
-LEAST_PROCESSES = 3  # that timed a table's networks, for these to be held out by process
+LEAST_PROCESSES = 3  # processes that timed a table's networks, from which on networks are held out by process
 _CHUNK = 8192  # architectures predicted at a time
 _BEFORE = ("", "stem", "dense", "pointwise")  # what may come before a segment
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Latencies of many architectures in ms, arrays [n]: estimate and 90 % interval; where there are several
-    deployments, the name of the one that each is of."""
+    """Latencies of many architectures in ms, arrays [n]: estimate and 90 % interval. `deployment`: the name of the
+    deployment that each is of, if there are several; otherwise None."""
 
     mean: np.ndarray
     low: np.ndarray
@@ -354,7 +360,7 @@ class Predictions:
     deployment: np.ndarray | None = None
 
     def of(self, at: int) -> Predictions:
-        """That of one architecture."""
+        """Return the prediction of the architecture at an index."""
         part = slice(at, at + 1)
         return Predictions(self.mean[part], self.low[part], self.high[part],
                            None if self.deployment is None else self.deployment[part])
@@ -362,10 +368,8 @@ class Predictions:
 
 @dataclass(frozen=True)
 class LearntValues:
-    """The slow results of a fit, as plain numbers for the table; they hold for `networks` networks only.
-
-    `priors` names the tables that the fit started from.
-    """
+    """The slow results of a fit, as plain numbers for a table. They are valid only while it has `networks` networks.
+    `priors` names the tables from which the fit started."""
 
     networks: int
     variances: tuple[float, ...]
@@ -374,13 +378,13 @@ class LearntValues:
     priors: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for a table."""
         return {"networks": self.networks, "variances": dict(zip(PARTS, self.variances, strict=True)),
                 "ends": asdict(self.ends), "error": self.error, "priors": [*self.priors]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LearntValues:
-        """Inverse of `to_dict`."""
+        """Read what `to_dict` returned; ValueError, KeyError or TypeError for anything else."""
         edges, low, high = (tuple(map(float, data["ends"][name])) for name in ("edges", "low", "high"))
         if not len(edges) + 1 == len(low) == len(high):
             raise ValueError("ends of intervals do not belong together")
@@ -390,13 +394,14 @@ class LearntValues:
 
 
 class LatencyModel:
-    """Latency of a space's architectures on a table's host: `fit` it, then ask `predict` with integer codes."""
+    """A model of the latencies of a space's architectures on a table's host: `fit` it, then `predict` integer codes."""
 
     def __init__(self, space: SearchSpace, fit: Fit, learnt: LearntValues, run_to_run: float, factor: float = 1.0
                  ) -> None:
         self.space, self._fit, self.learnt, self._run_to_run, self._factor = space, fit, learnt, run_to_run, factor
         self.error = learnt.error
         self._n_sums = fit.features.n_sums
+        # A look-up table for `predict`, filled by `_learn`: sums and entries of each segment, and its last operator.
         self._known = np.zeros(space.n_segments, bool)
         self._rows = np.zeros((space.n_segments, self._n_sums + len(totals(()))))
         self._entries = np.zeros((space.n_segments, len(_BEFORE), 2))
@@ -405,15 +410,15 @@ class LatencyModel:
     @classmethod
     def fit(cls, table: LatencyTable, space: SearchSpace, *, prior: Prior | None = None, folds: int = FOLDS
             ) -> LatencyModel:
-        """Fit on the table's networks; MissingLatency when it holds too few of this space.
+        """Fit on the table's networks; MissingLatency if it has too few of this space.
 
-        If the table has stored an earlier fit on the same networks, it is used again. `prior`: models of other hosts,
-        targets or inputs to start from (prior.py chooses them and finds them again).
+        If the table stores the slow results of an earlier fit on the same networks, they are used again. `prior`:
+        models of other hosts, targets or inputs to start from (prior.py chooses them and finds them again).
         """
         networks = usable(table, space)
         timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
         waves = len({network.measurement.quiet_ms for network in networks if network.space == space.name})
-        apart = table.processes.get(space.name, 0) >= max(LEAST_PROCESSES, waves)  # each of them in its own
+        apart = table.processes.get(space.name, 0) >= max(LEAST_PROCESSES, waves)  # each wave in its own
         names, learnt = () if prior is None else prior.names, stored_fit(table, space.name)
         if learnt and (learnt.networks, learnt.priors) == (len(networks), names):
             fit = Fit.of(timed, prior, np.array(learnt.variances))
@@ -428,16 +433,16 @@ class LatencyModel:
         return cls(space, fit, learnt, run_to_run)
 
     def in_session(self, factor: float, log_std: float) -> LatencyModel:
-        """The same model for a session of the machine.
+        """Return the same model for another session of the machine.
 
         Args:
-            factor: Latency in that session over the latency in the table's.
-            log_std: What networks may differ by beside, as a standard deviation of logarithms: intervals get wider.
+            factor: The latency in that session over the latency in the table's session.
+            log_std: The log standard deviation of networks around that factor, by which intervals get wider.
         """
         return LatencyModel(self.space, self._fit, self.learnt, float(np.hypot(self._run_to_run, log_std)), factor)
 
     def predict(self, codes: np.ndarray) -> Predictions:
-        """Latency of the architectures that rows of `codes` [n, parameters] stand for."""
+        """Predict the latencies of the architectures that are the rows of `codes` [n, parameters]."""
         segments = self.space.segments(codes)
         self._learn(np.unique(segments[~self._known[segments]]))
         parts = [self._of_segments(segments[start : start + _CHUNK]) for start in range(0, len(segments), _CHUNK)]
@@ -445,11 +450,11 @@ class LatencyModel:
         return self._predictions(mean, log_std)
 
     def predict_architectures(self, architectures: Sequence[Architecture]) -> Predictions:
-        """The same for architectures of any origin; slower."""
+        """Predict the latencies of architectures of any space; this is slower than `predict`."""
         return self._predictions(*self._fit.networks([architecture.blocks() for architecture in architectures]))
 
     def _learn(self, segments: np.ndarray) -> None:
-        """Fill in the rows of segments met for the first time: sums, and entries for whatever may come before."""
+        """Fill in the rows of new segments: their sums, and their entries after each operator that may come before."""
         contents = {int(segment): self.space.segment_blocks(int(segment)) for segment in segments}
         contents = {segment: blocks for segment, blocks in contents.items() if blocks}
         self._known[segments] = True
@@ -457,17 +462,18 @@ class LatencyModel:
             return
         inside = {(segment, context): placed(blocks, before) for segment, blocks in contents.items()
                   for context, before in enumerate(_BEFORE)}
-        every = list(dict.fromkeys(place for blocks in inside.values() for place in blocks))
-        entries = np.column_stack(self._fit.entries(every))
-        where = {place: index for index, place in enumerate(every)}
-        for (segment, context), here in inside.items():
-            self._entries[segment, context] = entries[[where[place] for place in here]].sum(axis=0)
+        distinct_places = list(dict.fromkeys(place for blocks in inside.values() for place in blocks))
+        entries = np.column_stack(self._fit.entries(distinct_places))
+        row_of = {place: index for index, place in enumerate(distinct_places)}
+        for (segment, context), places in inside.items():
+            self._entries[segment, context] = entries[[row_of[place] for place in places]].sum(axis=0)
         for segment, blocks in contents.items():
             self._rows[segment] = np.concatenate([self._fit.features.of_blocks(blocks).sum(axis=0), totals(blocks)])
             last = operators(blocks[-1])[-1].role
             self._after[segment] = _BEFORE.index(last) if last in _BEFORE else 0
 
     def _of_segments(self, segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # Rows add up over segments; a segment's entry depends on the last operator of the segment before it.
         rows, before = self._rows[segments[:, 0]], np.zeros(len(segments), int)
         entries = self._entries[segments[:, 0], before]
         for column in range(1, segments.shape[1]):
@@ -485,18 +491,18 @@ class LatencyModel:
 
 
 def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
-    """The table's valid networks; MissingLatency when fewer than LEAST_NETWORKS are of `space`."""
+    """Return the table's valid networks, of any space; MissingLatency if fewer than LEAST_NETWORKS are of `space`."""
     networks = [network for network in table.networks if network.measurement.valid]
-    ours = sum(network.space == space.name for network in networks)
-    if ours < LEAST_NETWORKS:
-        raise MissingLatency(f"{table.path or table.key}: {ours} networks of space {space.name}; at least "
+    n_of_space = sum(network.space == space.name for network in networks)
+    if n_of_space < LEAST_NETWORKS:
+        raise MissingLatency(f"{table.path or table.key}: {n_of_space} networks of space {space.name}; at least "
                              f"{LEAST_NETWORKS} are needed. Measure them: hwnas profile target=NAME "
                              f"space={space.name} {table.key.images}")
     return networks
 
 
 def stored_fit(table: LatencyTable, space_name: str) -> LearntValues | None:
-    """Return what a table has stored of an earlier fit for a space; TableError if it is damaged."""
+    """Return what a table stores of an earlier fit for a space, None if nothing; TableError if it is damaged."""
     try:
         stored = table.learnt.get(space_name)
         return LearntValues.from_dict(stored) if stored else None
@@ -506,15 +512,17 @@ def stored_fit(table: LatencyTable, space_name: str) -> LearntValues | None:
 
 
 def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> FitData:
-    """Return what a fit takes of them: latencies at the speed at which the reference takes `quiet_ms`."""
+    """Return the data of a fit: latencies at the speed at which the reference takes `quiet_ms`. The reference's time in
+    a run identifies the run."""
     return FitData([network.architecture.blocks() for network in networks],
                    np.array([network.measurement.at_ms(quiet_ms) for network in networks]),
                    np.array([network.measurement.quiet_ms for network in networks]))
 
 
 def between_runs(networks: Sequence[TimedNetwork]) -> float:
-    """Log standard deviation between two runs: each compiles copies of its own of the reference."""
+    """Return the log standard deviation between two runs, each of which compiles its own copies."""
     spreads = np.array([network.measurement.copy_spread for network in networks])
     if not np.isfinite(spreads).any():
         return RUN_TO_RUN
+    # The mean of a run's copies has 1/copies of one copy's variance; the difference of two runs has twice that.
     return float(np.sqrt(np.nanmean(spreads**2) * 2 / networks[0].measurement.protocol.copies))

@@ -1,9 +1,9 @@
-"""Probes: short work that is always the same, whose time tells how the machine is at the moment it is read.
+"""Probes: short work that is always the same, whose time shows the state of the machine at the moment of a reading.
 
 The core probe is arithmetic on 8 KB. It takes some microseconds, so it can be read after every call that is timed. A
-neighbour on the other thread of the same physical core makes it 1.5 to 2 times slower, a lower clock slower in
-proportion. The memory probe sums 4 MB, which lie beyond the second cache of most cores: neighbours that fill shared
-caches, or move memory, slow it, and most of all networks with many weights. Figures: docs/decisions/machine-in-use.md.
+neighbour on the other thread of the same physical core makes it 1.5 to 2 times slower. A lower clock makes it slower in
+proportion. The memory probe sums 4 MB, more than the second cache of most cores holds. Neighbours that fill shared
+caches or move memory slow it down, and networks with many weights most. Figures: docs/decisions/machine-in-use.md.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from hwnas.system.documents import check_shape, read_json
 from hwnas.system.paths import home, write_atomic
 from hwnas.target import Target
 
-CORE_READINGS, MEMORY_READINGS, REFERENCE_READINGS = 3, 2, 3  # of which the least counts: the first finds cold caches
+CORE_READINGS, MEMORY_READINGS, REFERENCE_READINGS = 3, 2, 3  # the least one counts: the first finds cold caches
 RUNS_KEPT = 40
-CORE_SPACING_MS = 0.8  # of calls between two readings of the core probe: the call after one is 6 to 10 µs slower
+CORE_SPACING_MS = 0.8  # ms of calls between two readings of the core probe: each slows the next call by 6 to 10 µs
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Work that is always the same. `spacing_ms`: of calls between two readings; by default a turn's ends alone have
-    one."""
+    """Work that is always the same. `spacing_ms`: milliseconds of calls between two readings. By default it is read
+    only at both ends of a turn."""
 
     work: Callable[[], object]
     readings: int
@@ -49,24 +49,24 @@ class Probe:
 
 
 def core_probe() -> Probe:
-    """Return arithmetic in the first cache: it tells a shared physical core, and the clock."""
+    """Return arithmetic in the first cache: its time shows a shared physical core, and the clock."""
     x = np.linspace(0.0, 1.0, 512)
     y = np.empty_like(x)
     return Probe(lambda: np.exp(x, y), CORE_READINGS, CORE_SPACING_MS)
 
 
 def memory_probe() -> Probe:
-    """Return a sum beyond the second cache: it tells how busy shared caches and memory are."""
+    """Return a sum beyond the second cache: its time shows how busy shared caches and memory are."""
     return Probe(np.ones(1 << 19).sum, MEMORY_READINGS)
 
 
 def identify_reference(target: Target, runtime_version: str, network: str) -> str:
-    """Return what runs share that are compared by their reference: the deployment, and its network."""
+    """Return a name of the deployment and its reference network: runs of one name are compared by the reference."""
     return f"{runtime_version} {target.precision} {target.threads}t {target.device} b{target.batch} {network}"
 
 
 class QuietRuns:
-    """The quiet times that runs on this host recorded beside a reference, the latest RUNS_KEPT of them."""
+    """The quiet times that the latest RUNS_KEPT runs beside one reference on one host have stored."""
 
     def __init__(self, host_name: str, reference_id: str) -> None:
         self.path, self._key = home() / "quiet_runs.json", f"{host_name} {reference_id}"
@@ -75,16 +75,16 @@ class QuietRuns:
         """Return the runs, the latest last; empty if there is none.
 
         Raises:
-            TableError: The file holds something else.
+            TableError: The file cannot be read, or has something else in it.
         """
         return [QuietRun(*run) for run in self._all().get(self._key, ())]
 
     def add(self, run: QuietRun) -> None:
-        """Keep a run. A home that cannot be written keeps none."""
-        known = self._all()
-        known[self._key] = [*known.get(self._key, ()), [round(value, 6) for value in run]][-RUNS_KEPT:]
+        """Store a run. If the home folder cannot be written, nothing is stored."""
+        runs = self._all()
+        runs[self._key] = [*runs.get(self._key, ()), [round(value, 6) for value in run]][-RUNS_KEPT:]
         with suppress(UserError):
-            write_atomic(self.path, json.dumps(known, indent=1, sort_keys=True))
+            write_atomic(self.path, json.dumps(runs, indent=1, sort_keys=True))
 
     def _all(self) -> dict[str, list[list[float]]]:
         try:

@@ -1,29 +1,26 @@
 """The latency of the quiet machine, estimated from turns on a machine that others use too.
 
-The core probe beside the calls (`hwnas.latency.probes`) tells them apart. The model, for a point of a turn:
+The core probe beside the calls (`hwnas.latency.probes`) shows which of them were disturbed. The model of a point is:
 
-    log time = quiet + copy + core x c + memory x m + cold x h + level + reach x traffic + reload + noise
+    log time = quiet + copy + core*c + memory*m + cold*h + level + reach*traffic + reload + noise
 
-`reload` is taken off if other processes cut into most calls of a network that is longer than the reference: then
-each call loads its weights from memory, and the more of them there are in a millisecond the more that costs.
+A point is the median of a turn's calls of one class. A call is slow if the core probe is 12 % or more above its quiet
+time, otherwise clear. Both kinds may come shortly after another process cut into the turn, which makes four classes.
+Only the time in which this process ran counts. The first calls of a turn, which warm the caches up, are in no point.
 
-A point is the median of a turn's calls of one class: clear ones, slow ones (the core probe stands 12 % or more above
-its quiet time), and either of them shortly after another process cut into the turn. Only the time in which the process
-ran counts. The first calls of a turn, which warm the caches up, are in none. c is the logarithm of the probe over its
-quiet time in this run, m that of the memory probe around the turn. h is how much slower the calls would be if the cut
-had emptied all caches, by how the network's turns warm up.
+c is the logarithm of the core probe over its quiet time in this run. m is the same of the memory probe around the turn,
+without the effect of a shared core. h is the slowdown after a cut that emptied all caches, learnt from the first calls
+of the network's turns. `level` and `traffic` are the same for all networks of a run. `level` is how much slower the
+core was at its quietest than in earlier runs on this host. `traffic` is how much slower the reference was, beyond the
+level and the probes. `reload` is for networks that are longer than the reference, if other processes cut into most of
+their calls. Each call then loads its weights from memory, which costs more if it reads more weights in a millisecond.
 
-`level` and `traffic` are the run's, and the same for all networks: how much slower the core was at its quietest than in
-earlier runs on this host, and how much slower the reference was beyond that and what the probes tell.
-
-`quiet` is flat before the turns are seen; `copy` is what two compilations of a network differ by. The three slopes
-have priors: those of DEFAULTS, moved by the networks that were timed together (empirical Bayes). `reach` is near
-1 for networks as long as the reference, and may be anything from there for others. A network that reads many weights
-in a millisecond waits longer for a busy memory, and its slope m begins higher. So if there are clear turns,
-they decide. If there are none, the slopes do, and the interval is as wide as slopes differ. Noise is Student's t with
-4 degrees of freedom, fitted by reweighting (Lange, Little and Taylor, JASA 84, 1989).
-
-The folder experiments/in_use shows how good it is, and simpler estimates beside it.
+`quiet` has a flat prior. `copy` is the difference between compilations of a network. The slopes core, cold and memory
+have the priors of DEFAULTS; core and cold are moved by the networks that were timed together (empirical Bayes). The
+memory slope of a network that reads many weights in a millisecond is higher. `reach` is near 1 for networks as long as
+the reference, and less certain for others. So clear turns decide, if there are any. If there are none, the slopes
+decide, and the interval is as wide as slopes differ. Noise is Student's t with 4 degrees of freedom, fitted by
+reweighting (Lange, Little and Taylor, JASA 84, 1989). experiments/in_use compares the model with simpler estimates.
 """
 
 from __future__ import annotations
@@ -40,38 +37,38 @@ from hwnas.stats import student_t
 
 CLEAR = 0.12  # logarithm over the probe's quiet time: below it a call ran alone on its core
 SAME_CORE = 1.25  # a run's quiet core probe over that of earlier runs: sessions differ by so much at most
-QUIET_CALLS = 0.9  # share of a turn's calls that must be clear for a quiet turn: a reading may err
-MODE_WIDTH = 1.10  # the probe's quiet times lie within 10 %: the clock varies
+QUIET_CALLS = 0.9  # share of a turn's calls that must be clear for a quiet turn: a reading may be wrong
+MODE_WIDTH = 1.10  # the probe's quiet times are within 10 %: the clock varies
 COPY_STD = 0.012  # between two compilations of one network
-SLOW_STD, CUT_STD = 0.2, 0.3  # of slow and cut points: share of their slowdown that no slope tells
-FREEDOM = 4.0  # of the noise, and of what is known about its size beforehand
+SLOW_STD, CUT_STD = 0.2, 0.3  # of slow and cut points: share of their slowdown that no slope explains
+FREEDOM = 4.0  # degrees of freedom of the noise, and of the prior of its size
 LEAST_NOISE, MOST_NOISE = 0.004, 0.12
-LEVEL_STD = 0.006  # a clear point says so much at best
+LEVEL_STD = 0.006  # the least standard error, however many points are clear
 UNKNOWN_STD = 0.015  # times the share of calls that are not clear
-# Per logarithm of a network's length over the reference's: of every network; and times the share of unclear calls.
+# Per logarithm of a network's latency over the reference's: for every network; and times the share of unclear calls.
 BY_LENGTH, UNCLEAR_BY_LENGTH = 0.01, 0.012
-LONGEST = 3.0  # of these lengths: longer networks were not measured often enough to tell
-# Networks longer than the reference find their caches emptied in every call where others cut in all the time, and no
-# turn tells how fast they are otherwise. Slowdown that is left: of all; per logarithm of the weights' GB/s over USUAL.
+LONGEST = 3.0  # the largest of these logarithms: too few longer networks were measured
+# If others cut in all the time, networks longer than the reference find empty caches in every call, and no turn shows
+# how fast they are otherwise. The slowdown: of all; per logarithm of the weights' GB/s over USUAL_GB_S.
 RELOAD, RELOAD_BY_WEIGHTS, USUAL_GB_S = 0.04, 0.04, 2.5
 RELOAD_STD = 0.095
-LEAST_RATE, MOST_RATE = -1.5, 2.0  # of these logarithms
-BUSY_STD = 0.15  # per logarithm of the memory probe over its quiet time: networks differ in what that costs them
-SLOWER_STD, MOST_SLOWER = 0.04, 2.0  # per logarithm of how much slower the calls of such a network were
+LEAST_RATE, MOST_RATE = -1.5, 2.0  # bounds of these logarithms
+BUSY_STD = 0.15  # per logarithm of the memory probe over its quiet time: a busy memory costs networks differently
+SLOWER_STD, MOST_SLOWER = 0.04, 2.0  # per logarithm of the slowdown of a network's median call; the largest of these
 _ROUNDS = 8  # of reweighting
-COLD = 0.15  # of the first call of a network whose turns do not tell how it warms up
+COLD = 0.15  # slowdown of the first call of a network whose turns do not show how it warms up
 MEMORY_BY_CORE = 0.55  # slope of the memory probe on the core probe: a shared core slows it too
-WARM_CALLS, WARM_MS = 3, 1.0  # both after which caches are warm: the call then took 0 to 3 % longer than later ones
-SESSION_STD = 0.012  # the reference from one run to the next, beyond what the core probe tells
-REACH_STD, REACH_BY_LENGTH = 0.15, 0.15  # of traffic: networks as long as the reference; more per logarithm of length
+WARM_CALLS, WARM_MS = 3, 1.0  # caches are warm after both: the call then took 0 to 3 % longer than later ones
+SESSION_STD = 0.012  # the reference from one run to the next, beyond what the core probe explains
+REACH_STD, REACH_BY_LENGTH = 0.15, 0.15  # of `reach`: for networks like the reference; more per logarithm of length
 MEMORY_BY_LENGTH = 0.05  # of the memory slope, per logarithm of a network's length over the reference's
-# Of the same, per GB/s of weights that are read beyond what the core's own cache holds; and its standard deviation.
+# The same slope per GB/s of weights that are read beyond the core's own cache; and its standard deviation.
 MEMORY_BY_RATE, MEMORY_STD_BY_RATE = 0.08, 0.03
 OWN_CACHE_MB, MOST_GB_S = 1.0, 12.0
-STD_BY_LENGTH = (0.03, 0.1, 0.04)  # of the slopes core, cold and memory: networks of other lengths differ
-LOW_RUN = 0.2  # quantile of earlier runs that stands for the machine at its best: the very least is chance
-LEAST_WHOLE = 4  # turns that tell how a network warms up
-FAR = 1 << 20
+STD_BY_LENGTH = (0.03, 0.1, 0.04)  # of the slopes core, cold and memory, per logarithm of length
+LOW_RUN = 0.2  # quantile of earlier runs that counts as the machine at its best: the very least is chance
+LEAST_WHOLE = 4  # turns that are needed to learn how a network warms up
+FAR = 1 << 20  # calls since the last cut, if there was none
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ class Slope:
 
 
 class QuietRun(NamedTuple):
-    """The record of a run for later ones: quiet times of the probes, and the reference's latency then."""
+    """The record of a run for later runs: the quiet times of the probes, and the reference's latency then."""
 
     probe_us: float
     reference_ms: float
@@ -92,18 +89,18 @@ class QuietRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Conditions:
-    """The state of the machine in a run: what `estimate` needs beside a network's own turns.
+    """The state of the machine in a run, which `estimate` needs beside a network's own turns.
 
     Attributes:
         probe_us: Quiet time of the core probe (or of the reference, see `Turn.probe_us`).
-        core, memory, cold: The costs of slow moments for the networks of this run.
+        core, memory, cold: The priors of the slopes: the costs of slow moments for the networks of this run.
         memory_us: Quiet time of the memory probe; 0: it was not read.
         noise: Standard deviation of a clear point, in logarithms.
         level: Quiet core probe of this run over that of earlier runs on this host.
-        traffic: Logarithm of how much slower the reference was than in those runs, beyond what the level tells.
+        traffic: Logarithm of how much slower the reference was than in earlier runs, beyond `level`.
         traffic_std: Its standard error.
         reference_ms: The reference's latency on the quiet machine; 0: not known.
-        cores: The logical cores that the run was on when it ended.
+        cores: The logical cores on which the run was when it ended.
         throttled: Periods in which a CPU quota stopped the run.
     """
 
@@ -126,7 +123,7 @@ class Conditions:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Conditions:
-        """Inverse of `to_dict`; ValueError and the like for anything else."""
+        """Read what `to_dict` returned; ValueError, KeyError or TypeError for anything else."""
         slopes = {name: Slope(float(data[name]["mean"]), float(data[name]["std"])) for name in _SLOPES}
         numbers = {name: float(data[name]) for name in _NUMBERS}
         positive = [float(data["probe_us"]), numbers["noise"], numbers["level"], *(s.std for s in slopes.values())]
@@ -171,13 +168,13 @@ class LatencyEstimate:
 
 def learn_conditions(turns: Mapping[str, Sequence[Turn]], copies: Mapping[str, Sequence[int]], quantile: float, *,
                      reference: str = "", earlier: Sequence[QuietRun] = ()) -> Conditions:
-    """Learn from all networks of a run how the machine was.
+    """Estimate the state of the machine in a run from all of its networks.
 
     Args:
-        turns: Of each network.
-        copies: Which of its network's compilations each turn is of.
-        quantile: Of the calls of a turn, from below.
-        reference: Which of them is the reference; empty: none is.
+        turns: The turns of each network by name.
+        copies: For each network, the number of the compilation that each of its turns ran.
+        quantile: Of the calls of a turn without `first_ms`, as older tables have them.
+        reference: The name of the reference among the networks; empty: it is not among them.
         earlier: Runs on this host beside the same reference.
     """
     readings = np.array([reading for of in turns.values() for turn in of for reading in turn.probe_us])
@@ -185,19 +182,21 @@ def learn_conditions(turns: Mapping[str, Sequence[Turn]], copies: Mapping[str, S
         return DEFAULTS
     probe_us = low_mode(readings)
     best_us = float(np.quantile([run.probe_us for run in earlier], LOW_RUN)) if earlier else probe_us
-    # Beyond what sessions differ by, none of this run was quiet: its quiet time is that of earlier ones.
+    # If it is slower than sessions differ, no moment of this run was quiet: the quiet time of earlier runs is taken.
     is_never_quiet = probe_us > SAME_CORE * best_us
     conditions = replace(DEFAULTS, probe_us=best_us) if is_never_quiet else replace(
         DEFAULTS, probe_us=probe_us, level=probe_us / best_us)
-    every = [turn for of in turns.values() for turn in of]
-    memory_us, known = quiet_memory_us(every, conditions.probe_us), [run.memory_us for run in earlier if run.memory_us]
-    best = float(np.quantile(known, LOW_RUN)) if known else memory_us
-    conditions = replace(conditions, memory_us=min(memory_us, best))
+    all_turns = [turn for of in turns.values() for turn in of]
+    memory_us, earlier_us = quiet_memory_us(all_turns, conditions.probe_us), [
+        run.memory_us for run in earlier if run.memory_us]
+    best_memory_us = float(np.quantile(earlier_us, LOW_RUN)) if earlier_us else memory_us
+    conditions = replace(conditions, memory_us=min(memory_us, best_memory_us))
+    # First the noise (from clear points) and a rough latency of the reference, then the slopes, which need both.
     points = {name: _Points.of(of, conditions, copies[name], quantile) for name, of in turns.items() if of}
     conditions = replace(conditions, noise=_noise_of(points.values()))
     if reference in points:
         conditions = replace(conditions, reference_ms=math.exp(float(np.median(points[reference].y))))
-    for _ in range(2):  # the slopes of all networks, then each network by them, once more
+    for _ in range(2):  # fit each network, pool the slopes over networks as the new prior, and do both once more
         fits = {name: _fit(each, conditions) for name, each in points.items()}
         slopes, stds = (np.array([getattr(fit, part) for fit in fits.values()]) for part in ("slopes", "slope_stds"))
         conditions = replace(conditions, core=_pool(DEFAULTS.core, conditions.core, slopes[:, 0], stds[:, 0]),
@@ -207,16 +206,18 @@ def learn_conditions(turns: Mapping[str, Sequence[Turn]], copies: Mapping[str, S
 
 def _with_traffic(conditions: Conditions, reference: _Fit, earlier: Sequence[QuietRun]) -> Conditions:
     """Compare the reference with earlier runs. A difference that is usual between runs counts little."""
+    # The reference beside the core's quiet time, in this run and in the best earlier ones.
     now_ms = math.exp(reference.quiet)
     conditions = replace(conditions, reference_ms=now_ms / conditions.level)
     if not earlier:
         return conditions
-    beside = np.quantile([run.reference_ms / run.probe_us for run in earlier], LOW_RUN)
+    usual_ratio = np.quantile([run.reference_ms / run.probe_us for run in earlier], LOW_RUN)
     error = math.hypot(reference.std, SESSION_STD)
-    seen = math.log(now_ms / (conditions.probe_us * beside))
-    counted = seen**2 / (seen**2 + error**2)
-    return replace(conditions, traffic=counted * seen, traffic_std=counted * error,
-                   reference_ms=conditions.reference_ms * math.exp(-counted * seen))
+    slower = math.log(now_ms / (conditions.probe_us * usual_ratio))
+    # The share of the difference that counts falls to 0 for differences below its error.
+    share = slower**2 / (slower**2 + error**2)
+    return replace(conditions, traffic=share * slower, traffic_std=share * error,
+                   reference_ms=conditions.reference_ms * math.exp(-share * slower))
 
 
 def estimate(turns: Sequence[Turn], conditions: Conditions, copies: Sequence[int], quantile: float, *,
@@ -224,24 +225,26 @@ def estimate(turns: Sequence[Turn], conditions: Conditions, copies: Sequence[int
     """Estimate the latency of a network on the quiet machine from its turns, of which there is at least one.
 
     Args:
-        turns: Of the network.
-        conditions: How the machine was in the run.
-        copies: Which of its compilations each turn is of.
-        quantile: Of the calls of a turn, from below.
-        weights_mb: Size of the network's file, in megabytes; 0: not known.
+        turns: The turns of the network.
+        conditions: The state of the machine in the run.
+        copies: The number of the compilation that each turn ran.
+        quantile: Of the calls of a turn without `first_ms`, as older tables have them.
+        weights_mb: The size of the network's file in megabytes; 0: not known.
     """
     points = _Points.of(turns, conditions, copies, quantile)
     fit = _fit(points, conditions, weights_mb)
+    # `shift` is taken off the fitted logarithm: level, traffic, and below the reloading of weights.
     shift = math.log(conditions.level) + conditions.traffic
-    longer = fit.quiet - shift - math.log(conditions.reference_ms) if conditions.reference_ms else 0.0
-    length = min(abs(longer), LONGEST)
+    log_length = fit.quiet - shift - math.log(conditions.reference_ms) if conditions.reference_ms else 0.0
+    length = min(abs(log_length), LONGEST)
     reach_std = abs(conditions.traffic) * (REACH_STD + REACH_BY_LENGTH * length)
     unclear, cut = (float(points.calls[which].sum() / points.calls.sum()) for which in (~points.clear, points.cold > 0))
     by_length = math.hypot(BY_LENGTH, UNCLEAR_BY_LENGTH * unclear) * length
-    if weights_mb:  # each call that follows a cut loads them from memory
+    if weights_mb:  # each call after a cut loads them from memory
         rate = math.log(weights_mb / math.exp(fit.quiet - shift) / USUAL_GB_S)
         reload = RELOAD + RELOAD_BY_WEIGHTS * float(np.clip(rate, LEAST_RATE, MOST_RATE))
-        shift += cut**1.5 * float(np.clip(longer - 0.5, 0, 1)) * reload
+        shift += cut**1.5 * float(np.clip(log_length - 0.5, 0, 1)) * reload
+    # Errors that the fit cannot show: networks of other lengths react differently to busy moments.
     p50_ms = float(np.median(np.concatenate([turn.samples_ms for turn in turns])))
     slower = float(np.clip(math.log(p50_ms) - fit.quiet + shift, 0, MOST_SLOWER))
     busy = max(float(np.average(points.memory, weights=points.calls)), 0.0)
@@ -254,8 +257,8 @@ def estimate(turns: Sequence[Turn], conditions: Conditions, copies: Sequence[int
 
 
 def quiet_memory_us(turns: Sequence[Turn], probe_us: float) -> float:
-    """Return the memory probe's time on the quiet machine: the median beside clear calls, the lower quartile if there
-    are none; 0 if it was not read."""
+    """Return the memory probe's time on the quiet machine: the median beside clear calls, the lower quartile of all if
+    there are fewer than LEAST_WHOLE; 0 if it was not read."""
     logs = np.array([_memory_log(turn, probe_us) for turn in turns if turn.memory_us > 0])
     if not len(logs):
         return 0.0
@@ -264,15 +267,15 @@ def quiet_memory_us(turns: Sequence[Turn], probe_us: float) -> float:
 
 
 def _memory_log(turn: Turn, probe_us: float) -> tuple[float, float]:
-    """Logarithm of the memory probe's time without what a shared core makes of it, and the core's own slowdown then."""
+    """Return the logarithm of the memory probe's time without the effect of a shared core, and the core's slowdown."""
     core = (math.log(turn.probe_us[0] / probe_us) + math.log(turn.probe_us[-1] / probe_us)) / 2
     return math.log(turn.memory_us) - MEMORY_BY_CORE * core, core
 
 
 def low_mode(readings: np.ndarray) -> float:
-    """Return the centre of the lowest mode of a probe's times: the median of those within MODE_WIDTH of a low one.
+    """Return the centre of the lowest mode of a probe's times: the median of all up to MODE_WIDTH times a low one.
 
-    The low one is the quantile at 2 %, so that one reading by chance too low moves nothing.
+    The low one is the quantile at 2 %, so that one reading that is too low by chance changes nothing.
     """
     low = float(np.quantile(readings, 0.02))
     return float(np.median(readings[readings <= low * MODE_WIDTH]))
@@ -280,16 +283,16 @@ def low_mode(readings: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class _Points:
-    """Points of one network's turns, as the model takes them; arrays [n] unless stated otherwise."""
+    """The n points of one network's turns, see the module; arrays [n] but for the last."""
 
     y: np.ndarray  # logarithm of ms
-    core: np.ndarray
-    cold: np.ndarray
-    memory: np.ndarray
-    calls: np.ndarray
-    copy: np.ndarray
-    turn: np.ndarray
-    turn_is_quiet: np.ndarray  # [turns] has hardly any calls but clear ones
+    core: np.ndarray  # c
+    cold: np.ndarray  # h
+    memory: np.ndarray  # m
+    calls: np.ndarray  # number of calls
+    copy: np.ndarray  # number of the compilation
+    turn: np.ndarray  # index of the turn
+    turn_is_quiet: np.ndarray  # [turns]: nearly all calls are clear
 
     @property
     def clear(self) -> np.ndarray:
@@ -309,8 +312,9 @@ class _Points:
                 busy = _memory_log(turn, conditions.probe_us)[0] - math.log(conditions.memory_us)
             is_slow, is_cut = calls.core >= CLEAR, calls.since < warm_calls
             quiet[index] = bool((~is_slow & ~is_cut).mean() >= QUIET_CALLS)
-            for chosen in (~is_slow & ~is_cut, is_slow & ~is_cut, ~is_slow & is_cut, is_slow & is_cut):
-                counted = chosen & calls.counts
+            # One point for each class: clear, slow, and both after a cut.
+            for of_class in (~is_slow & ~is_cut, is_slow & ~is_cut, ~is_slow & is_cut, is_slow & is_cut):
+                counted = of_class & calls.counts
                 n = int(counted.sum())
                 if n:
                     own = np.sort(calls.own[counted])
@@ -322,7 +326,7 @@ class _Points:
 
 
 def calls_to_warm(turns: Sequence[Turn]) -> int:
-    """Return how many calls of a network find caches that are not yet its own."""
+    """Return how many calls of a network it takes until the caches hold its data."""
     typical_ms = float(np.median([np.median(turn.samples_ms) for turn in turns]))
     least = min(len(turn.samples_ms) for turn in turns)
     return int(np.clip(math.ceil(WARM_MS / typical_ms), WARM_CALLS, max(WARM_CALLS, least // 3)))
@@ -332,10 +336,10 @@ class _Calls(NamedTuple):
     """The calls of a turn, arrays [n].
 
     Attributes:
-        own: Logarithm of the time in which each ran, in ms.
-        core: The core's slowdown beside it, in logarithms.
+        own: The logarithm of the time in ms in which the process ran.
+        core: The core's slowdown beside the call, in logarithms.
         since: The number of calls since another process cut into the turn (0: into this very call; FAR: never).
-        counts: True if it tells the latency: its caches are warm, and no probe was read right before a short one.
+        counts: Whether it counts: the caches are warm, and the probe was not read right before it if calls are short.
     """
 
     own: np.ndarray
@@ -350,24 +354,25 @@ class _Calls(NamedTuple):
         if not turn.first_ms or len(logs) < 2:
             return cls(own, np.full(n, logs.mean()), np.full(n, FAR), np.ones(n, bool))
         step, index = turn.calls_in_group, np.arange(n)
-        # One slow end is enough to make a call slow: its class is by the slower end, its slowdown by the mean of both.
+        # A call is slow if one of its two readings is slow. Its slowdown is their mean; at least CLEAR for a slow call.
         slower, mean = np.maximum(logs[:-1], logs[1:]), (logs[:-1] + logs[1:]) / 2
         core = np.repeat(np.where((slower >= CLEAR) & (mean < CLEAR), CLEAR, mean), step)[:n]
+        # A cut counts from the group that lost time: nobody knows which of its calls was interrupted.
         since, ago = np.full(n, FAR), FAR
         for group, lost in enumerate(turn.lost_ms):
             for call in range(group * step, min((group + 1) * step, n)):
                 ago = 0 if lost > 0 else min(ago + 1, FAR)
                 since[call] = ago
-        counts = index >= min(warm_calls - 1, n - 1)  # the call before the turn was the first
-        if step > 1:
+        counts = index >= min(warm_calls - 1, n - 1)  # `first_ms` was one more
+        if step > 1:  # the first call of a group follows a reading of the probe
             counts &= (index % step > 0) | (index == n - 1)
         return cls(own, core, since, counts)
 
 
 def _warming_curve(turns: Sequence[Turn], calls_of: Sequence[_Calls], warm_calls: int) -> np.ndarray:
-    """Return how much slower the first calls are that find empty caches [warm_calls], in logarithms, never below 0.
+    """Return the slowdown of the first calls with empty caches [warm_calls], in logarithms, never below 0.
 
-    It is learnt from turns into which nobody cut, and whose calls were all clear or all slow.
+    It is learnt from turns without a cut whose calls were all clear or all slow.
     """
     ratios = []
     for turn, calls in zip(turns, calls_of, strict=True):
@@ -391,18 +396,20 @@ class _Fit:
 
 def _fit(points: _Points, conditions: Conditions, weights_mb: float = 0.0) -> _Fit:
     """Fit the model to one network's points: Bayesian linear regression, reweighted for Student's noise."""
-    names, which = np.unique(points.copy, return_inverse=True)
+    # Columns: `quiet`, one for each compilation, and the three slopes. `quiet` has no prior (precision 0).
+    names, copy_index = np.unique(points.copy, return_inverse=True)
     columns = np.column_stack([points.core, points.cold, points.memory])  # as _SLOPES names them
-    design = np.column_stack([np.ones(len(points.y)), np.eye(len(names))[which], columns])
+    design = np.column_stack([np.ones(len(points.y)), np.eye(len(names))[copy_index], columns])
     priors = _priors_of(points, conditions, weights_mb)
     mean = np.array([0.0] * (1 + len(names)) + [slope.mean for slope in priors])
-    # What compilations differ by is not seen in one of them: its own value is 0, and the error is added in the end.
+    # One compilation cannot show how compilations differ: its own value is kept at 0, and COPY_STD added at the end.
     is_alone = len(names) == 1
     copy_std = COPY_STD if not is_alone else COPY_STD * 1e-3
     precision = np.diag([0.0] + [1 / copy_std**2] * len(names) + [1 / slope.std**2 for slope in priors])
     slow = np.where(points.core < CLEAR, 0.0, points.core)
     own_variance = np.asarray((SLOW_STD * slow) ** 2 + (CUT_STD * points.cold) ** 2)
     variance = conditions.noise**2 * (1 + 1 / points.calls) + own_variance
+    # Each round weights the points by their residuals: an outlier of Student's noise counts less.
     weights = np.ones(len(points.y))
     for _ in range(_ROUNDS):
         scaled = design * (weights / variance)[:, None]
@@ -410,19 +417,20 @@ def _fit(points: _Points, conditions: Conditions, weights_mb: float = 0.0) -> _F
         solved = np.linalg.solve(information, scaled.T @ points.y + precision @ mean)
         squares = (points.y - design @ solved) ** 2 / variance
         weights = (FREEDOM + 1) / (FREEDOM + squares)
+    # `size` is the variance of the noise over the expected one, with a prior of FREEDOM points at 1.
     size = (FREEDOM + float((weights * squares).sum())) / (FREEDOM + len(points.y))
-    spread = np.linalg.inv(information) * max(size, 0.25)
-    stds = np.sqrt(np.diag(spread))
+    posterior = np.linalg.inv(information) * max(size, 0.25)
+    stds = np.sqrt(np.diag(posterior))
     copies = solved[0] + solved[1 : 1 + len(names)]
     return _Fit(float(solved[0]), math.hypot(stds[0], COPY_STD * is_alone), copies, solved[1 + len(names):],
                 stds[1 + len(names):])
 
 
 def _priors_of(points: _Points, conditions: Conditions, weights_mb: float) -> list[Slope]:
-    """Return what is known of a network's slopes beforehand, in the order of _SLOPES.
+    """Return the priors of a network's slopes, in the order of _SLOPES.
 
-    The longer a network takes beside the reference, the less the other networks tell of it, and the more memory it
-    moves. So does one that reads many weights which its core's own cache cannot hold.
+    The more its length differs from the reference's, the wider they are, and the higher is the memory slope. This slope
+    is also higher for a network that reads many weights which its core's own cache cannot hold.
     """
     typical = float(np.median(points.y))
     length = abs(typical - math.log(conditions.reference_ms)) if conditions.reference_ms else 0.0
@@ -448,12 +456,12 @@ def _noise_of(every: Iterable[_Points]) -> float:
 
 
 def _pool(prior: Slope, held: Slope, means: np.ndarray, stds: np.ndarray) -> Slope:
-    """Return a slope's mean and spread over networks: of those whose turns tell theirs, with three of the prior."""
-    known = stds < 0.7 * held.std
-    n = int(known.sum())
+    """Return a slope over networks, from the networks whose turns determine it and a prior that counts as three."""
+    determined = stds < 0.7 * held.std
+    n = int(determined.sum())
     if n < 3:
         return prior
-    weights = 1 / (stds[known] ** 2 + 0.02)
-    mean = float((weights * means[known]).sum() / weights.sum())
-    variance = max(0.1**2, float(np.var(means[known]) - np.mean(stds[known] ** 2)))
+    weights = 1 / (stds[determined] ** 2 + 0.02)
+    mean = float((weights * means[determined]).sum() / weights.sum())
+    variance = max(0.1**2, float(np.var(means[determined]) - np.mean(stds[determined] ** 2)))
     return Slope((n * mean + 3 * prior.mean) / (n + 3), math.sqrt((n * variance + 3 * prior.std**2) / (n + 3)))

@@ -1,7 +1,7 @@
-"""A device that is reached over ssh: what is timed goes there as files, raw samples come back.
+"""A device that is reached over ssh: files to time are sent there, and raw samples come back.
 
-The agent (`hwnas.latency.agent`) is sent along, with what it needs of hwnas. A connection that is lost is made again;
-files that are there are not sent twice. The answers are checked like a file of somebody else's.
+The agent (`hwnas.latency.agent`) is sent along, with the parts of hwnas that it needs. A lost connection is made again,
+and files that are there are not sent twice. The answers are checked like a file that somebody else has written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from hwnas.cli.progress import Console
 
-# What the agent needs of hwnas; a test runs it where there is nothing else.
+# The parts of hwnas that the agent needs; a test runs it in a folder that has nothing else.
 _PARTS = """__init__ errors face lazy stats target tasks/__init__ tasks/task cli/__init__ cli/options system/*
     runtimes/* networks/__init__ networks/qdq networks/litert/* latency/__init__ latency/agent latency/copies
     latency/curve latency/harness latency/measurement latency/probes latency/quiet latency/seat latency/turn
@@ -62,11 +62,11 @@ _PARTS = """__init__ errors face lazy stats target tasks/__init__ tasks/task cli
 _PIECE = 1 << 18  # bytes of a file in one message
 _MOST_IMAGES = 32 << 20  # bytes of images in one file
 Answer = TypeVar("Answer")
-SILENCE_S = 900.0  # of a machine that works on one request without a word
-IDLE_S = 60.0  # without a request, after which a connection is ended; the agent waits for longer
+SILENCE_S = 900.0  # the longest silence of a machine that works on a request
+IDLE_S = 60.0  # seconds without a request, after which a connection is ended; the agent waits longer
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before each new attempt at a request whose connection was lost
 _PATH_THERE = re.compile(r"\S*[0-9a-f]{64}\S*")  # of a file that was sent
-# Runs first over there, in any Python 3: the rest is for a newer one. What it ends with is told the user.
+# It runs first over there, in any Python 3; the agent needs a newer one. The user sees the message of its exit.
 _BOOT = '''
 import os, sys
 if sys.version_info < (3, 11):
@@ -90,19 +90,19 @@ main(back, cache, own)
 
 @cache
 def agent_zip() -> bytes:
-    """The agent and what it needs of hwnas."""
-    root, made = Path(errors.__file__).parent, io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as file:
+    """Return a zip file of the agent and the parts of hwnas that it needs."""
+    root, archive = Path(errors.__file__).parent, io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as file:
         for path in (path for part in _PARTS.split() for path in root.glob(f"{part}.py")):
             file.write(path, f"hwnas/{path.relative_to(root)}")
-    return made.getvalue()
+    return archive.getvalue()
 
 
 class RemoteDevice:
-    """Another machine as a device, as `ThisMachine` is one. It is connected at once, and when it is asked."""
+    """Another machine as a device, like `ThisMachine`. It is connected at once, and again when a request needs it."""
 
     is_here = False
-    host: Host  # as it said when it was connected first
+    host: Host  # its fingerprint at the first connection
 
     def __init__(self, address: Address, name: str | None, console: Console) -> None:
         if name is not None and not PLAIN_NAME.fullmatch(name):
@@ -110,11 +110,11 @@ class RemoteDevice:
         self.address, self._console, self._environment = address, console, {"HWNAS_HOST": name} if name else {}
         self._end = ExitStack()
         self.folder = Path(self._end.enter_context(temporary_folder()))  # for files that are made here
-        self.close = weakref.finalize(self, self._end.close)  # what its end does may happen earlier
+        self.close = weakref.finalize(self, self._end.close)  # runs when it is called, or when the device is gone
         self.connection: Connection | None = None
-        self.versions: dict[str, str] = {}  # of its runtimes: it may be gone when they are wanted
-        self._sent: set[str] = set()  # names of files that are there, since this connection
-        self._answered_s = -math.inf  # when the last request was; a new one is not before it is answered
+        self.versions: dict[str, str] = {}  # of its runtimes: it may be gone when they are needed
+        self._sent: set[str] = set()  # names of files that are known to be there, in this connection
+        self._answered_s = -math.inf  # time of the last answer; -inf: the last request has none
         try:
             self._connect()
         except ConnectionError as error:
@@ -123,14 +123,14 @@ class RemoteDevice:
                      f"{self.host.name}")
 
     def for_target(self, target: Target) -> RemoteDevice:
-        """It is the same for all targets; TargetError for one on a GPU."""
+        """Return this device, which is the same for all targets; TargetError for a target on a GPU."""
         if target.device != "cpu":
             raise TargetError(f"target {target.name} runs on a GPU, and GPUs are timed on this machine only. Leave "
                               "device= out, and give the command over there.")
         return self
 
     def runtime(self, name: str) -> RemoteRuntime:
-        """A runtime of its, which tells what it lacks when it is asked."""
+        """Return one of its runtimes. Errors, such as a missing package, come with the first request to it."""
         return RemoteRuntime(name, self)
 
     def time(self, wave: Wave, progress: Progress | None = None) -> WaveResult:
@@ -142,14 +142,14 @@ class RemoteDevice:
                         for name in wave.files if name not in failed}
             return measured, failed
 
-        self._drop()  # its process goes with a connection; files that were sent stay there
+        self._drop()  # its process ends with the connection; files that were sent stay there
         return self.ask("time", read, progress, reference=self.network(wave.reference), seed=wave.seed,
                         files={name: self.network(file) for name, file in wave.files.items()},
                         reference_id=wave.reference_id, protocol=wave.protocol.to_dict())
 
     def network(self, file: TimedFile) -> dict[str, Any]:
-        """Return what a request says of a file. It goes there in the runtime's own format where it has one: made here,
-        as that takes more than there is there."""
+        """Return a file as a request describes it. If the runtime has a format of its own, the file is converted here,
+        because that needs more packages than the other machine has."""
         path, own = file.path, load_runtime(file.target.runtime)
         if isinstance(own, OwnFormat) and path.suffix == ".onnx":
             name = sha256(_content_of(path) + repr(file.target).encode()).hexdigest() + own.suffix
@@ -160,31 +160,31 @@ class RemoteDevice:
 
     def curve(self, file: TimedFile, reference: TimedFile, job: Mapping[str, Any], progress: Progress
               ) -> dict[str, Any]:
-        """One file at several batch sizes and on several threads, as `curve.time_curve` says, there.
+        """Time one file there, at several batch sizes and numbers of threads, like `curve.time_curve`.
 
         Raises:
-            ModelError: It says what the file lacks.
+            ModelError: The file cannot be run; the message says why.
         """
-        asked = {key: job[key] for key in ("batches", "threads", "seconds", "seed", "memory_mb", "explain")}
+        options = {key: job[key] for key in ("batches", "threads", "seconds", "seed", "memory_mb", "explain")}
         return self.ask("curve", _read_curve, progress, network=self.network(file), reference=self.network(reference),
-                        job={**asked, "label": "the file"}, memory_mb=job["memory_mb"])
+                        job={**options, "label": "the file"}, memory_mb=job["memory_mb"])
 
     def ask(self, operation: str, read: Callable[[Any], Answer], progress: Progress | None = None, **values: Any
             ) -> Answer:
-        """Have something done there. A request that is lost with a connection is made again on a new one: all can be.
+        """Have something done there. If a connection is lost, the request is repeated on a new one: all of them can be.
 
         Args:
-            operation: What the agent's worker does.
-            read: Makes the answer of plain values, and raises an error if they are none.
-            progress: Hears how far it is.
-            values: What the worker needs for it: plain values, and paths of files, which it gets.
+            operation: The operation of the agent's worker.
+            read: Makes the answer from plain values, and raises an error if they are not valid.
+            progress: It is called with the share done and a note.
+            values: The worker's arguments: plain values, and paths of files, which are sent.
 
         Raises:
-            DeviceError: No connection can be had, or nothing comes that can be believed.
-            HwnasError: What the agent raised.
+            DeviceError: No connection can be made, or the answer is not valid.
+            HwnasError: The error that the agent raised.
         """
         if time.monotonic() - self._answered_s > IDLE_S or (self.connection and not self.connection.lines.empty()):
-            self._drop()  # what is heard before anything was asked is its end
+            self._drop()  # a line that nobody asked for is the connection's end
         for wait_s in (*WAITS_S, None):
             try:
                 if self.connection is None:
@@ -199,7 +199,7 @@ class RemoteDevice:
                           "same command goes on from there.")
 
     def _connect(self) -> None:
-        """Connect to the machine that it was before; errors as `ask`, and ConnectionError."""
+        """Connect, and check that it is the same machine as before. Errors as in `ask`, and ConnectionError."""
         self.connection = Connection(self.address, f"environment = {self._environment}; exec({_BOOT!r})", agent_zip())
         self._end.callback(self.connection.close)
         self._sent.clear()
@@ -214,25 +214,26 @@ class RemoteDevice:
             raise
 
     def _drop(self) -> ConnectionError | None:
-        """End the connection; why it had ended, where there was one."""
+        """End the connection, and return why it had ended; None if there was none."""
         connection, self.connection = self.connection, None
         return None if connection is None else connection.close()
 
     def _send(self, path: Path) -> str:
-        """Send what is not there of a file: one that was torn goes on where it ended. Its name there."""
-        content, held, piece = _content_of(path), 0, ""
+        """Send the part of a file that is not there yet, and return its name there."""
+        content, n_sent, piece = _content_of(path), 0, ""
         name = sha256(content).hexdigest() + path.suffix
-        while name not in self._sent:
-            held = self._request("put", partial(read_value, kind=int, at="size", low=0), file=name, offset=held,
+        while name not in self._sent:  # the first, empty piece asks how many bytes are there
+            n_sent = self._request("put", partial(read_value, kind=int, at="size", low=0), file=name, offset=n_sent,
                                  size=len(content), piece=piece)
-            piece = base64.b64encode(content[held : held + _PIECE]).decode()
+            piece = base64.b64encode(content[n_sent : n_sent + _PIECE]).decode()
             if not piece:
                 self._sent.add(name)
         return name
 
     def _request(self, operation: str, read: Callable[[Any], Answer], progress: Progress | None = None, **values: Any
                  ) -> Answer:
-        """One answer; ConnectionError, or the agent's own error. As `_ended` after too long a silence."""
+        """Make a request and return its answer. Raises ConnectionError, the agent's own error, or `_ended` after
+        SILENCE_S."""
         assert self.connection is not None
         text = json.dumps({"op": operation, **values}, default=self._send)
         self._answered_s = -math.inf
@@ -246,8 +247,8 @@ class RemoteDevice:
                 return read(answer["result"])
         except queue.Empty:
             self._drop()
-            said = f"{self.address}: no word for {SILENCE_S:g} s after {operation} was asked."
-            raise _ended(operation, said) from None
+            fact = f"{self.address}: no word for {SILENCE_S:g} s after {operation} was asked."
+            raise _ended(operation, fact) from None
         except (*WRONG, HwnasError) as error:
             self._drop()
             raise DeviceError(f"{self.address} sent what is no answer of an agent ({one_line(str(error))}). Nothing of "
@@ -255,7 +256,7 @@ class RemoteDevice:
         raise self._told(operation, answer)
 
     def _told(self, operation: str, answer: Mapping[str, Any]) -> HwnasError:
-        """The error of an answer, without the places where the agent keeps files."""
+        """Return the error of an answer, without the paths of the agent's files."""
         name, message, remedy = (_PATH_THERE.sub("the file", one_line(str(answer.get(key, ""))))
                                  for key in ("error", "message", "remedy"))
         if name == "FileError":
@@ -267,8 +268,8 @@ class RemoteDevice:
 
 
 def _ended(operation: str, said: str) -> CandidateError:
-    """The error of an operation during which the runtime over there ended: a network of several that were timed may be
-    why."""
+    """Return the error for an operation during which the runtime there ended: MeasurementInvalid for a wave, in which
+    one network of several may be the cause."""
     return MeasurementInvalid(said) if operation == "time" else CandidateError(said)
 
 
@@ -289,7 +290,7 @@ def _read_execution(values: Any) -> Execution:
 
 
 def _read_curve(values: Any) -> dict[str, Any]:
-    """A curve's plain values, and nothing else that came with them."""
+    """Return a curve's plain values, without anything else that came with them."""
     check_shape(values, {"latency": [{"batch": int, "threads": int}], "nodes?": [get_type_hints(NodeTime)]})
     protocol = Protocol.from_dict(values["protocol"])
     latency = [{"batch": row["batch"], "threads": row["threads"],
@@ -306,7 +307,7 @@ def _read_curve(values: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RemoteRuntime:
-    """A runtime of another machine; see `hwnas.runtimes.runtime.Runtime`. Its networks answer, and nothing else."""
+    """A runtime of another machine, see `hwnas.runtimes.runtime.Runtime`. Its networks can only answer images."""
 
     name: str
     device: RemoteDevice
@@ -318,12 +319,13 @@ class RemoteRuntime:
         self._ask(asdict(target))
 
     def _ask(self, target: dict[str, Any] | None) -> str:
-        told = self.device.ask("check", partial(read_value, kind=str, at="version"), runtime=self.name, target=target)
-        return self.device.versions.setdefault(self.name, told)
+        version = self.device.ask("check", partial(read_value, kind=str, at="version"), runtime=self.name,
+                                  target=target)
+        return self.device.versions.setdefault(self.name, version)
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, memory_mb: int | None = None
                 ) -> RemoteCompiled:
-        """See `hwnas.runtimes.runtime.Runtime`. `memory_mb` bounds what that may take there."""
+        """Compile as `hwnas.runtimes.runtime.Runtime` says. `memory_mb` bounds the memory that this may take there."""
         file = TimedFile(Path(onnx_path), target, ())
         try:
             execution = self.device.ask("compile", _read_execution, memory_mb=memory_mb,
@@ -343,8 +345,8 @@ class RemoteCompiled:
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         def read(text: str) -> NDArray[np.float32]:
-            told, _, content = text.partition(":")
-            sides = [int(side) for side in told.split(",")]
+            header, _, content = text.partition(":")
+            sides = [int(side) for side in header.split(",")]
             if min(sides) < 1:
                 raise ValueError("no answers")
             answers = np.frombuffer(base64.b64decode(content, validate=True), "<f4")

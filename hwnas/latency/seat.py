@@ -1,4 +1,4 @@
-"""Seat: the cores that a measurement runs on. The quietest are taken, and left when another process comes and stays."""
+"""Seat: the cores on which a measurement runs. It takes the quietest, and leaves them if another process stays."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from hwnas.system.cores import allowed_cores, busy_seconds, busy_shares, choose_cores
 
 LOOK_EVERY_S = 1.0  # a hundred ticks of /proc/stat
-SHARED = 0.15  # share of a core that others may have: a busy process takes half of it
+SHARED = 0.15  # most of a core that others may use: a busy process takes half of it
 PATIENCE = 2  # looks in a row at which a core must be shared before it is left
-WORTH_MOVING = 0.5  # others must have at most this share there of what they have here
+WORTH_MOVING = 0.5  # it moves if others use at most this share there of what they use here
 
 
 class Seat:
-    """The cores of this process' threads, out of those that it may run on. `look` moves it if others share them."""
+    """The cores of this process' threads, among the cores that it may run on. `look` moves it if others share them."""
 
     def __init__(self, threads: int) -> None:
         self.threads, self.allowed = threads, allowed_cores()
@@ -33,17 +33,19 @@ class Seat:
             _pin(task, self.cores)
 
     def look(self) -> bool:
-        """Move if others came to these cores and stay; do nothing within LOOK_EVERY_S. Return whether it moved."""
-        took = time.monotonic() - self._looked_s
-        if not self.can_choose or took < LOOK_EVERY_S:
+        """Move if others came to these cores and stay, and return whether it moved. Within LOOK_EVERY_S do nothing."""
+        passed_s = time.monotonic() - self._looked_s
+        if not self.can_choose or passed_s < LOOK_EVERY_S:
             return False
         before, ran = self._busy, time.process_time() - self._ran_s
         self._start_look()
-        others = {core: (busy - before.get(core, busy)) / took for core, busy in self._busy.items()}
-        here = max(0.0, sum(others.get(core, 0.0) for core in self.cores) - ran / took) / len(self.cores)
+        # Seconds a second that each core was busy; on the own cores this process' time is no work of others.
+        others = {core: (busy - before.get(core, busy)) / passed_s for core, busy in self._busy.items()}
+        here = max(0.0, sum(others.get(core, 0.0) for core in self.cores) - ran / passed_s) / len(self.cores)
         self._shared = self._shared + 1 if here > SHARED else 0
         if self._shared < PATIENCE:
             return False
+        # They are shared for the PATIENCE-th time. Move only if other cores are much quieter.
         self._shared = 0
         others |= dict.fromkeys(self.cores, here)
         chosen = choose_cores(self.threads, others, self.allowed)
@@ -60,9 +62,9 @@ class Seat:
 
 @contextmanager
 def seated(threads: int = 1) -> Iterator[Seat]:
-    """Keep every thread of this process to the quietest cores, and hold the garbage collector back.
+    """Keep every thread of this process to the quietest cores, and switch the garbage collector off.
 
-    0 threads take as many cores as this process may use.
+    With `threads` 0 it takes as many cores as this process may use.
     """
     before = {task: os.sched_getaffinity(task) for task in _tasks()}
     collecting, seat = gc.isenabled(), Seat(threads)
@@ -79,10 +81,10 @@ def seated(threads: int = 1) -> Iterator[Seat]:
 
 
 def _tasks() -> list[int]:
-    """Threads of this process: runtimes keep their own, which do not follow the calling thread's affinity."""
+    """List the threads of this process: a runtime's own threads do not follow the calling thread's affinity."""
     return [int(path.name) for path in Path("/proc/self/task").iterdir()]
 
 
 def _pin(task: int, cores: Collection[int]) -> None:
-    with suppress(OSError):  # a thread may have ended meanwhile, or a core been taken away: the kernel finds another
+    with suppress(OSError):  # a thread may have ended, or a core may be gone: then the kernel finds another
         os.sched_setaffinity(task, cores)

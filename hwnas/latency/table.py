@@ -1,9 +1,9 @@
-"""Latency tables: JSON files of what was timed on one host for one runtime, precision, threads, batch and input.
+"""Latency tables: JSON files of the times on one host for one runtime, precision, threads, batch and input.
 
-A file holds host, runtime, key, protocol, reference and held-out error. Each network has its architecture,
-how it was chosen (`origin`), and raw samples. Turns slowed by heat (`throttled`) and a GPU's state (`gpu`: MHz, degrees
-Celsius, NVML's reasons) are beside these. `spent_s` and what the model learnt slowly (`learnt`) are by space. Files may
-be compressed (.json.gz).
+A file has host, runtime, key, protocol, reference and held-out error. Each network has its architecture, the way in
+which it was chosen (`origin`), raw samples, and the machine's `conditions`. On a GPU each turn has its state (`gpu`:
+MHz, degrees Celsius, NVML's reasons). `spent_s` and the slow results of a fit (`learnt`) are by space. Files may be
+compressed (.json.gz).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SHAPE = {"host": {"name": str}, "key": {"runtime": str, "precision": str, "thre
           "failed?": {"*": str}, "networks": [dict]}
 TABLE = Document("hwnas-latency-table", 2, "a latency table", "Move it away; the next run measures anew.", TableError,
                  two_fields=True, shape=_SHAPE)
-LEAST_NETWORKS = 10  # fewer of a space cannot be split into fitted and held-out ones
+LEAST_NETWORKS = 10  # fewer of a space cannot be split into fitted and held-out networks
 _KEY = re.compile(r"(?P<runtime>.+)-(?P<precision>[a-z0-9]+)-t(?P<threads>all|\d+)-b(?P<batch>\d+)"
                   r"-(?P<sizes>\d+(?:-\d+)*)px-c(?P<channels>\d+)-k(?P<classes>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class TableKey:
-    """The facts that a table's times depend on, beside the host: the stem of its file name."""
+    """The facts on which a table's times depend, beside the host. As text it is the stem of the file's name."""
 
     runtime: str
     precision: str
@@ -49,13 +49,13 @@ class TableKey:
 
     @classmethod
     def of(cls, target: Target, sizes: tuple[int, ...], channels: int, classes: int) -> TableKey:
-        """The key of a target's times at an input; `threads` 0 (every core) is a key of its own."""
+        """Return the key of a target's times at an input; `threads` 0 (every core) is a key of its own."""
         return cls(target.runtime, target.precision, target.threads, target.batch, tuple(sorted(sizes)),
                    channels, classes)
 
     @property
     def images(self) -> str:
-        """The options of `hwnas profile` for images and classes as the table's are."""
+        """The options of `hwnas profile` for images and classes like the table's."""
         return f"image_size={max(self.sizes)} channels={self.channels} classes={self.classes}"
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class TableKey:
 
     @classmethod
     def read(cls, text: str) -> TableKey | None:
-        """Inverse of `str`; None for a text that is no key."""
+        """Read a key from the text that `str` gives; None for a text that is no key."""
         parts = _KEY.fullmatch(text)
         if parts is None:
             return None
@@ -77,8 +77,8 @@ class TableKey:
 
 @dataclass(frozen=True)
 class TimedNetwork:
-    """One calibration network: what was built, and its samples. `origin` says how it was chosen: known, extreme,
-    telling, random, front; asked, if a race asked for it."""
+    """One timed network: its architecture and its samples. `origin` says how a calibration chose it (known, extreme,
+    telling, random, front), or that a race needed it (asked)."""
 
     space: str
     architecture: Architecture
@@ -88,10 +88,10 @@ class TimedNetwork:
 
 @dataclass
 class LatencyTable:
-    """Everything measured under one key on one host.
+    """All measurements of one key on one host.
 
-    `processes`: of each space, how many timed its networks, a wave each; none where one timed all waves. `failed`: why
-    networks could not be timed, by their id; a race keeps them.
+    `processes`: for each space, the number of processes that timed its networks, one for each wave; no entry if one
+    process timed all waves. `failed`: the reasons why networks could not be timed, by their id; only a race keeps them.
     """
 
     key: TableKey
@@ -111,15 +111,15 @@ class LatencyTable:
 
     @property
     def host_name(self) -> str:
-        """Name of the machine that was measured."""
+        """The name of the machine that was measured."""
         return str(self.host["name"])
 
     def spaces(self) -> set[str]:
-        """Names of the search spaces that its networks were drawn from."""
+        """Return the names of the search spaces from which its networks were drawn."""
         return {network.space for network in self.networks}
 
     def save(self, path: Path) -> None:
-        """Write the file whole or not at all."""
+        """Write the file as a whole or not at all, compressed if its name ends in .gz."""
         data = {
             **TABLE.header, "host": self.host, "runtime": self.runtime_version,
             "created": self.created,
@@ -138,21 +138,21 @@ class LatencyTable:
 
     @classmethod
     def load(cls, path: Path) -> LatencyTable:
-        """Read a table; TableError names file, place and what is wrong with it."""
+        """Read a table; TableError names the file, the place in it and the fault."""
         data, networks = TABLE.read(path), []
         try:
             protocol = Protocol.from_dict(data["protocol"])
             key = TableKey(**{**data["key"], "sizes": tuple(data["key"]["sizes"])})
             for index, entry in enumerate(data["networks"]):
-                where = f"{path}: networks[{index}]"
-                networks.append(TimedNetwork(str(entry["space"]), Architecture.from_dict(entry["architecture"], where),
-                                             Measurement.from_dict(entry, protocol, where),
+                place = f"{path}: networks[{index}]"
+                networks.append(TimedNetwork(str(entry["space"]), Architecture.from_dict(entry["architecture"], place),
+                                             Measurement.from_dict(entry, protocol, place),
                                              str(entry.get("origin", "random"))))
             names = [(network.space, network.architecture.id) for network in networks]
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise TableError(f"{path}: network {twice[1]} of {twice[0]} stands in it twice.")
-            datetime.fromisoformat(data["created"])  # TypeError or ValueError for what is no date
+            datetime.fromisoformat(data["created"])  # TypeError or ValueError if it is no date
             return cls(key, dict(data["host"]), str(data["runtime"]), str(data["created"]), protocol,
                        Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),
                        float(data["reference"]["quiet_us"]) / 1e3, networks, dict(data["error"]),
@@ -165,11 +165,11 @@ class LatencyTable:
 
     def check(self, key: TableKey, host_name: str, runtime_version: str | None,
               remedy: str = "Measure this one: hwnas profile target=NAME space=SPACE fresh=true") -> None:
-        """TableError when the table is of another key, host or (unless None) runtime version; names both."""
-        for what, has, wanted in (("key", str(self.key), str(key)), ("host", self.host_name, host_name),
+        """Raise TableError if the table is of another key, host or (unless None) runtime version; it names both."""
+        for fact, has, wanted in (("key", str(self.key), str(key)), ("host", self.host_name, host_name),
                                   ("runtime", self.runtime_version, runtime_version or self.runtime_version)):
             if has != wanted:
-                raise TableError(f"{self.path}: measured for {what} {has}, asked for {wanted}. {remedy}")
+                raise TableError(f"{self.path}: measured for {fact} {has}, asked for {wanted}. {remedy}")
 
 
 def table_path(folder: Path, host_name: str, key: TableKey | str) -> Path:
@@ -178,7 +178,7 @@ def table_path(folder: Path, host_name: str, key: TableKey | str) -> Path:
 
 
 def find_table(host_name: str, key: TableKey | str) -> LatencyTable | None:
-    """The user's table, else the shipped one, else None. A table that is there but broken is an error."""
+    """Return the user's table, else the shipped one, else None. TableError if the table is there but broken."""
     for folder in table_dirs():
         path = table_path(folder, host_name, key)
         for there in (path, path.with_name(f"{path.name}.gz")):
@@ -188,7 +188,7 @@ def find_table(host_name: str, key: TableKey | str) -> LatencyTable | None:
 
 
 def list_tables() -> Iterator[tuple[str, TableKey, Path]]:
-    """Yield host, key and file of every table at hand, by their places and the user's first."""
+    """Yield host, key and file of every table at hand: the user's first, then the shipped ones, each by file name."""
     for folder in table_dirs():
         for path in sorted([*folder.glob("*/*.json"), *folder.glob("*/*.json.gz")]):
             key = TableKey.read(path.name.removesuffix(".gz").removesuffix(".json"))
@@ -197,6 +197,6 @@ def list_tables() -> Iterator[tuple[str, TableKey, Path]]:
 
 
 def known_hosts() -> list[str]:
-    """Hosts that any table was measured on."""
+    """Return the names of the hosts with tables, sorted."""
     return sorted({path.name for folder in table_dirs() if folder.is_dir()
                    for path in folder.iterdir() if path.is_dir()})

@@ -1,4 +1,4 @@
-"""The deployments of a `target` section: one, or those of a set that a machine can run."""
+"""The deployments of a `target` section: one target, or the targets of a set that a machine can run."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ DEPLOYMENTS = "deployments"  # the key by which a target's section is a set
 
 def read_deployments(section: Mapping[str, Any], host: str | None, device: Device, console: Console, *,
                      anywhere: bool = False) -> tuple[Deployment, ...]:
-    """The deployments of a `target` section: one, or those of a set that `device` can run; a line names the others.
+    """Return the one deployment of a `target` section, or all of a set that `device` can run; a line names the others.
     `anywhere`: the host need not have a latency table.
 
-    Of a `host` that is not at hand, nobody knows what it can run: its set stays as it is.
+    If the `host` is not at hand, nobody knows what it can run, and only formats that are written here are checked.
 
     Raises:
-        ConfigError: A set that cannot be searched: none of it can run, two names are of one deployment, one runs on a
-            GPU, or batches differ.
-        UnknownName: It names a target that there is none of.
+        ConfigError: The set cannot be searched: none of it can run, two names are of one deployment, one runs on a GPU,
+            or batches differ.
+        UnknownName: There is no target of a name in the set.
     """
     if DEPLOYMENTS not in section:
         return (Deployment.of(Target.from_config(section), host, console, device, anywhere=anywhere),)
     targets = _targets_of(read_options(TargetSet, section, "target"))
     first = Deployment.of(targets[0], host, console, device, anywhere=anywhere)
-    able, reasons = [], {}
+    deployments, reasons = [], {}
     for target in targets:
         try:
             if first.at_hand:
@@ -46,17 +46,17 @@ def read_deployments(section: Mapping[str, Any], host: str | None, device: Devic
         except TargetError as error:
             reasons[target.name] = str(error)
         else:
-            able.append(replace(first, target=target))
-    told = " ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    if not able:
-        raise ConfigError(f"no deployment of target={section['name']} can run here. {told}")
+            deployments.append(replace(first, target=target))
+    explanations = " ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    if not deployments:
+        raise ConfigError(f"no deployment of target={section['name']} can run here. {explanations}")
     if reasons:
-        console.remark(f"note: not deployed as {', '.join(reasons)}. {told}")
-    return tuple(able)
+        console.remark(f"note: not deployed as {', '.join(reasons)}. {explanations}")
+    return tuple(deployments)
 
 
 def _targets_of(options: TargetSet) -> list[Target]:
-    """The targets that a set names, each with each number of threads."""
+    """Return the targets that a set names, each with each number of threads of the set; ConfigError as above."""
     targets: dict[Target, str] = {}
     for name, threads in itertools.product(options.deployments, options.threads or (None,)):
         path = file_in("target", name) if PLAIN_NAME.fullmatch(name) else None
@@ -72,14 +72,15 @@ def _targets_of(options: TargetSet) -> list[Target]:
         if threads is not None:
             several = len(options.threads or ()) > 1
             target = replace(target, threads=threads, name=f"{name}-t{threads}" if several else name)
-        same = replace(target, name="")
-        if same in targets:
-            raise ConfigError(f"target.deployments: {targets[same]} and {target.name} are one deployment. Name it "
+        # Two names of one deployment would be searched twice.
+        unnamed = replace(target, name="")
+        if unnamed in targets:
+            raise ConfigError(f"target.deployments: {targets[unnamed]} and {target.name} are one deployment. Name it "
                               "once.")
         if target.name in targets.values() or not PLAIN_NAME.fullmatch(target.name):
             raise ConfigError(f"{path}: files of a set are named after its targets, and {target.name!r} is no plain "
                               "name of one of them alone. Give the target another name.")
-        targets[same] = target.name
+        targets[unnamed] = target.name
     if not targets:
         raise ConfigError("target.deployments names no target. Give some.")
     if len({target.batch for target in targets}) > 1:

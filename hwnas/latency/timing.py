@@ -1,4 +1,4 @@
-"""Times networks and files: compiled several times, and run in interleaved turns on a machine that others share."""
+"""Timing of networks and files: they are compiled several times and run in turns on a machine that others use too."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LEAST_SIZE = 8  # pixels: smaller images do not survive that space's strides
 
 @cache
 def reference_network(channels: int = 1, classes: int = 10, image_size: int = 32) -> Architecture:
-    """The one reference network: that of `mnasnet_small`, for images like those of the network timed beside it."""
+    """Return the one reference network: the reference of `mnasnet_small`, for images of the timed networks' kind."""
     return SearchSpace.load(_SPACE, channels=channels, classes=classes,
                             image_size=max(_LEAST_SIZE, image_size)).reference
 
@@ -59,17 +59,17 @@ class ThisMachine:
 
     @property
     def host(self) -> Host:
-        """Its fingerprint, whose name its tables have, as it is now: a process may be given fewer cores."""
+        """Its fingerprint now (a process may get fewer cores later); its tables have the fingerprint's name."""
         host = Host.detect()
         return replace(host, **describe_gpu()) if self.on_gpu else host
 
     def for_target(self, target: Target) -> ThisMachine:
-        """This machine as a target sees it: for one on a GPU, this is part of the fingerprint and watched while it
-        measures. TargetError where it has none, or cannot be timed there."""
+        """Return this machine for a target: for a target on a GPU, the GPU is part of the fingerprint. If there is no
+        GPU, `host` raises TargetError."""
         return ThisMachine(on_gpu=True) if target.device == "cuda" else HERE
 
     def runtime(self, name: str) -> Runtime:
-        """A runtime of its; UnknownName where hwnas knows none of this name."""
+        """Return one of its runtimes; UnknownName if hwnas knows none of this name."""
         return load_runtime(name)
 
     def time(self, wave: Wave, progress: Progress | None = None) -> WaveResult:
@@ -84,10 +84,10 @@ Device: TypeAlias = "ThisMachine | RemoteDevice"  # the machine that networks ar
 def time_files(files: Mapping[str, TimedFile], target: Target, reference: Architecture, protocol: Protocol, *,
                seed: int = 0, progress: Progress | None = None, device: Device | None = None
                ) -> dict[str, Measurement]:
-    """Latency of every file, all in the same interleaved rounds beside `reference`; INVALID ones with their reason.
+    """Time files, all in the same interleaved rounds beside `reference`; INVALID ones are returned with their reason.
 
-    Each runs as its own target says, in `protocol.copies` compilations; the reference as `target` says; on this
-    machine, unless another `device` is given. CandidateError for a file that cannot be compiled.
+    Each runs as its own target says, in `protocol.copies` compilations, and the reference as `target` says. They run on
+    this machine unless another `device` is given. CandidateError for a file that cannot be compiled.
     """
     device = (device or HERE).for_target(target)
     with temporary_folder() as folder:
@@ -99,12 +99,13 @@ def time_files(files: Mapping[str, TimedFile], target: Target, reference: Archit
 
 
 def image_shape(architecture: Architecture) -> tuple[int, int, int]:
-    """[channels, height, width] of the images that it takes."""
+    """Return [channels, height, width] of the images that it takes."""
     return architecture.channels, architecture.image_size, architecture.image_size
 
 
 def prepare_network(architecture: Architecture, target: Target, folder: Path) -> Path:
-    """Build with weights seeded by the architecture, export, and quantise for int8; returns the file to time."""
+    """Build a network with weights seeded by its id, export it, quantise it for int8, and return the file to time."""
+    # One thread: many exports run at the same time, beside a measurement.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -114,11 +115,10 @@ def prepare_network(architecture: Architecture, target: Target, folder: Path) ->
 
 
 def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], target: Target, folder: Path) -> Path:
-    """Export an untrained network for images of `shape`, with weights seeded by its `id`, eight hexadecimal digits, and
-    quantise it for int8; returns the file to time.
+    """Export an untrained network for images of `shape`, quantise it for int8, and return the file to time.
 
-    Synthetic quantisation ranges give the graph that real ones give. Fresh weights would not do, because runtimes
-    optimise their zero biases away.
+    Its weights are random, seeded by its `id`, eight hexadecimal digits. Fresh weights would not do, because runtimes
+    optimise their zero biases away. Synthetic quantisation ranges give the same graph as real ones.
     """
     fp32 = folder / f"{id}.onnx"
     export_onnx(randomise(network.eval(), int(id, 16)), fp32, shape)
@@ -131,25 +131,25 @@ def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], 
 
 
 def _prepare(architecture: Architecture, target: Target, folder: Path, compiles: bool) -> TimedFile:
-    """`prepare_network`, and if it `compiles` the compiled network beside it, if the runtime can keep one."""
+    """Prepare a network to time; if `compiles` and if the runtime can save it, compile it too and save it beside."""
     path = prepare_network(architecture, target, folder)
     save = getattr(load_runtime(target.runtime), "save_compiled", None) if compiles else None
     compiled = None if save is None else save(path, target, path.with_suffix(".blob"))
     return TimedFile(path, target, image_shape(architecture), compiled)
 
 
-WAVE = 24
+WAVE = 24  # networks that are timed together
 OnTimed = Callable[[Architecture, Measurement], None]
 _Export = Future[TimedFile]
 _Wave = list[tuple[Architecture, _Export]]
 
 
 class NetworkTimer(AbstractContextManager["NetworkTimer"]):
-    """Measures waves of networks beside one reference; a context manager, since it keeps processes and files.
+    """A timer of waves of networks beside one reference; a context manager, because it has processes and files.
 
-    `prepare` starts the export of a wave; `time_next` compiles and measures the wave prepared first, on a CPU in a
-    process of its own. If measuring needs every core, it waits for the exports first. Another `device` than
-    this machine leaves all cores to them.
+    `prepare` starts the export of a wave. `time_next` compiles and measures the wave that was prepared first, on a CPU
+    in a process of its own. If measuring needs every core, it waits for all exports first. With another `device` than
+    this machine, the exports may use all cores.
     """
 
     def __init__(self, target: Target, reference: Architecture, protocol: Protocol, *, device: Device | None = None
@@ -160,6 +160,7 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
         self.waves: deque[_Wave] = deque()  # prepared and not yet timed
         self._end = ExitStack()
         self._folder = Path(self._end.enter_context(temporary_folder()))
+        # Exports run on the cores that measuring leaves free, the first ones (a seat prefers the last).
         cores = usable_cores()
         self._spare = cores[: -target.threads] if 0 < target.threads < len(cores) else []
         if not self.device.is_here:
@@ -180,27 +181,27 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
         self.waves.append([(architecture, self._start_export(architecture, folder)) for architecture in architectures])
 
     def wait_exported(self) -> None:
-        """Wait until the exports of the wave prepared first have ended, whatever came of them."""
+        """Wait until the exports of the next wave have ended, with or without an error."""
         for _, job in self.waves[0]:
             job.exception()
 
     def time_next(self, *, seed: int = 0, progress: Progress | None = None) -> dict[str, Measurement]:
-        """Measure the wave prepared first: by architecture id, INVALID ones with their reason.
+        """Measure the wave that was prepared first; return it by architecture id, INVALID ones with their reason.
 
-        A network that cannot be exported or compiled is left out and kept in `failed` with its error. If all of them
-        fail, the last error is raised.
+        A network that cannot be exported or compiled is left out, and its error is in `failed`. If all of them fail,
+        the last error is raised.
         """
         wave = self.waves.popleft()
         files, reference = self._exported(wave), _result_of(self._reference_export)
-        if not self._spare:
+        if not self._spare:  # no core is free for exports: let them end before anything is timed
             for later in self.waves:
                 for _, job in later:
                     job.exception()
-        work = Wave(files, reference, self.reference.id, self.protocol, seed)
+        timed_wave = Wave(files, reference, self.reference.id, self.protocol, seed)
         if self.target.device == "cpu" and self.device.is_here:
-            measurements, failed = time_apart(work, progress)
+            measurements, failed = time_apart(timed_wave, progress)
         else:
-            measurements, failed = self.device.time(work, progress)
+            measurements, failed = self.device.time(timed_wave, progress)
         self.failed |= failed
         for _, job in wave:
             for path in (job.result().path, job.result().compiled) if job.exception() is None else ():
@@ -209,21 +210,21 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
         return measurements
 
     def _start_export(self, architecture: Architecture, folder: Path) -> _Export:
-        given = architecture, self.target, folder, self.device.is_here  # another machine compiles the file itself
-        if trunk_of(architecture.around)[1].startswith(MODULE):  # no other process has it
-            done: _Export = Future()
+        arguments = architecture, self.target, folder, self.device.is_here  # another machine compiles files itself
+        if trunk_of(architecture.around)[1].startswith(MODULE):  # no other process can import it
+            finished: _Export = Future()
             try:
-                done.set_result(_prepare(*given))
-            except Exception as error:  # told by the wave, as another process would
-                done.set_exception(error)
-            return done
+                finished.set_result(_prepare(*arguments))
+            except Exception as error:  # raised when the wave is timed, as from another process
+                finished.set_exception(error)
+            return finished
         try:
-            return self._pool.submit(_prepare, *given)
+            return self._pool.submit(_prepare, *arguments)
         except BrokenProcessPool:
             raise ended_early("exported") from None
 
     def _exported(self, wave: _Wave) -> dict[str, TimedFile]:
-        """The files of a wave by architecture id; CandidateError where none of its networks can be exported."""
+        """Return the files of a wave by architecture id; CandidateError if none of its networks can be exported."""
         files: dict[str, TimedFile] = {}
         for architecture, job in wave:
             try:
@@ -232,9 +233,9 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
                 raise
             except CandidateError as error:
                 self.failed[architecture.id] = str(error)
-                last = CandidateError(f"{architecture.id}: {error}")
+                last_error = CandidateError(f"{architecture.id}: {error}")
         if wave and not files:
-            raise last
+            raise last_error
         return files
 
 
@@ -248,13 +249,13 @@ def _result_of(job: _Export) -> TimedFile:
 def time_networks(architectures: Sequence[Architecture], target: Target, reference: Architecture, protocol: Protocol,
                   *, seed: int = 0, progress: Progress | None = None, timed: OnTimed | None = None,
                   device: Device | None = None, failed: dict[str, str] | None = None) -> dict[str, Measurement]:
-    """Measure all of `architectures` in waves; `protocol.max_seconds` caps each wave. As `NetworkTimer.time_next`,
-    whose `failed` ends up in the dictionary of this name."""
+    """Measure all of `architectures` in waves, as `NetworkTimer.time_next`; `protocol.max_seconds` caps each wave.
+    `timed` is called with each measured network, and `failed` gets the timer's `failed`."""
     measurements: dict[str, Measurement] = {}
     waves = [architectures[start : start + WAVE] for start in range(0, len(architectures), WAVE)]
     with NetworkTimer(target, reference, protocol, device=device) as timer:
         for index, wave in enumerate(waves):
-            if index == 0:
+            if index == 0:  # each wave is exported while the one before it is timed
                 timer.prepare(wave)
             if index + 1 < len(waves):
                 timer.prepare(waves[index + 1])
@@ -275,6 +276,6 @@ def _part(progress: Progress | None, index: int, parts: int) -> Progress | None:
 
 
 def _settle(cores: Sequence[int]) -> None:
-    """Keep an exporting process to `cores`, so that it never delays what is being measured."""
+    """Keep an exporting process to `cores`, so that it never delays a measurement."""
     os.sched_setaffinity(0, cores)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,4 +1,4 @@
-"""Turn: one network's calls in a row, with what the probes beside them said."""
+"""Turn: one network's calls in a row, with the readings of the probes beside them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import numpy as np
 
 from hwnas.system.gpu import GpuState
 
-_LEAST_US = 1e-6  # smaller ones become 0 in ms
+_LEAST_US = 1e-6  # no call is so short
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One network's calls in a row.
 
-    The probe is read before the first group of calls and after each group, so that readings i and i + 1 stand beside
-    group i. All groups have equally many calls, but the last may have fewer. A single reading stands beside all calls.
+    The probe is read before the first group of calls and after each group, so readings i and i + 1 surround group i.
+    All groups have the same number of calls, but the last may have fewer. A single reading belongs to all calls.
 
     Attributes:
-        samples_ms: Time of each call by the clock.
-        probe_us: Readings of the core probe (of the reference, for what runs on several cores or a GPU).
-        lost_ms: Of each group: time by the clock in which this process did not run. Empty: none was lost, or it is not
-            known.
-        first_ms: The call before them, which found the caches as other networks had left them; 0: not known.
-        memory_us: Readings of the memory probe before and after the turn, their mean; 0: not read.
-        gpu: The GPU's state at the worse of the block's two ends, if one ran it.
+        samples_ms: The wall time of each call.
+        probe_us: Readings of the core probe; of the reference network if the calls run on several cores or a GPU.
+        lost_ms: For each group, the wall time in which this process did not run. Empty: none, or it is not known.
+        first_ms: The time of the call before them, which found caches as other networks had left them; 0: not known.
+        memory_us: The mean of the memory probe's readings before and after the turn; 0: not read.
+        gpu: The GPU's state at the worse of the block's two ends; None if no GPU ran it, or it is not known.
     """
 
     samples_ms: tuple[float, ...]
@@ -50,7 +49,7 @@ class Turn:
     def own_ms(self) -> np.ndarray:
         """Return the time of each call in which this process ran [n], in ms.
 
-        The time that a group lost is taken off its calls in equal parts: one of them had it, and nobody knows which.
+        If a group lost time, each of its calls gets an equal part of the rest: nobody knows which call was interrupted.
         """
         own, step = np.array(self.samples_ms), self.calls_in_group
         for number, lost in enumerate(self.lost_ms):
@@ -61,7 +60,7 @@ class Turn:
 
 
 def turns_to_dict(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return plain values for a file: times in microseconds, to a hundredth, as some networks take ten."""
+    """Return plain values for a file: times in microseconds with two decimals, because some networks take ten."""
     def us(times_ms: Sequence[float]) -> list[float]:
         return [round(ms * 1e3, 2) for ms in times_ms]
 
@@ -75,7 +74,7 @@ def turns_to_dict(turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def turns_from_dict(data: Mapping[str, Any]) -> tuple[Turn, ...]:
-    """Inverse of `turns_to_dict`; ValueError and the like for impossible times.
+    """Read what `turns_to_dict` returned; ValueError, KeyError or TypeError for impossible times or missing values.
 
     Files written before November 2026 have one `reference_us` a turn, the time of the reference network beside it.
     """
@@ -99,7 +98,7 @@ def turns_from_dict(data: Mapping[str, Any]) -> tuple[Turn, ...]:
 
 
 def positive_ms(times_us: Sequence[float]) -> tuple[float, ...]:
-    """Return milliseconds; a table holds a hundred thousand of them, so the checks are those that run in C."""
+    """Convert to milliseconds; ValueError unless all are positive and finite. Tables are long; min and sum are fast."""
     if not times_us or not (min(times_us) > _LEAST_US and sum(times_us) < float("inf")):
         raise ValueError("times must be positive and finite")
     return tuple([us / 1e3 for us in times_us])

@@ -1,8 +1,8 @@
 """A wave: files that are timed together, in this process or in one of their own.
 
-A process places its networks in memory once, and what that does to their latencies is alike for like networks: a model
-fitted on one process's times learns it as if it belonged to the networks. Networks of another process were then
-predicted up to twice as badly as held-out ones of the same (docs/decisions/sessions.md). So each wave has its own.
+A process places its networks in memory once, which changes the latencies of like networks alike. A model that is fitted
+on the times of one process learns this change as a property of the networks. Its errors on networks of another process
+were up to twice its held-out errors in the same one (docs/decisions/sessions.md). So each wave has its own process.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from hwnas.system.gpu import read_gpu_state
 from hwnas.system.processes import Pool
 from hwnas.target import most_threads
 
-REFERENCE_COPIES = 2  # times the protocol's copies: where the reference lands shifts the whole wave
-LISTEN_S = 0.2
-WaveResult = tuple[dict[str, Measurement], dict[str, str]]  # by name: what was measured, and why others were not
+REFERENCE_COPIES = 2  # times the protocol's copies: the reference's places in memory shift the whole wave
+LISTEN_S = 0.2  # between two checks of whether the process has ended
+WaveResult = tuple[dict[str, Measurement], dict[str, str]]  # by name: the measurements, and for other files the error
 
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Files that are timed together, all in the same interleaved rounds beside a reference, and how.
+    """Files that are timed together, all in the same interleaved rounds beside a reference, and the way to do it.
 
     Attributes:
-        files: By name; each runs as its own target says.
+        files: The files by name; each runs as its own target says.
         reference: The file of the reference network.
         reference_id: The id of that network's architecture.
         protocol: The rules by which they are timed.
-        seed: Of the order of turns.
+        seed: The seed of the order of turns.
     """
 
     files: Mapping[str, TimedFile]
@@ -47,7 +47,7 @@ class Wave:
     seed: int = 0
 
     def time(self, progress: Progress | None = None) -> WaveResult:
-        """Compile and time the files in this process. `progress`: as of `harness.measure`.
+        """Compile and time the files in this process. `progress` is as for `harness.measure`.
 
         Raises:
             CandidateError: None of the files can be compiled.
@@ -58,35 +58,35 @@ class Wave:
                 calls[name] = bind_copies(file, self.protocol.copies)
             except CandidateError as error:
                 failed[name] = str(error)
-                last = CandidateError(f"{name}: {error}")
+                last_error = CandidateError(f"{name}: {error}")
             if progress:
                 progress(0.0, f"compiled {len(calls)} of {len(self.files)}")
         if failed and not calls:
-            raise last
+            raise last_error
         target = self.reference.target
-        beside = identify_reference(target, load_runtime(target.runtime).version(), self.reference_id)
+        run_id = identify_reference(target, load_runtime(target.runtime).version(), self.reference_id)
         reference = bind_copies(self.reference, REFERENCE_COPIES * self.protocol.copies)
         threads = most_threads([target, *(file.target for file in self.files.values())])
         return measure(calls, reference, self.protocol, seed=self.seed, progress=progress, threads=threads,
-                       gpu=read_gpu_state if target.device == "cuda" else None, reference_id=beside), failed
+                       gpu=read_gpu_state if target.device == "cuda" else None, reference_id=run_id), failed
 
 
 def time_apart(wave: Wave, progress: Progress | None = None) -> WaveResult:
-    """Time a wave on this machine's CPU, in a process of its own; arguments as of `Wave.time`.
+    """Time a wave on this machine's CPU, in a process of its own; arguments as for `Wave.time`.
 
     Raises:
         CandidateError: None of the files can be compiled.
-        MeasurementInvalid: The process was ended by somebody.
+        MeasurementInvalid: The process was ended from outside.
     """
-    here, there = get_context("spawn").Pipe(duplex=False)
-    with here, there, Pool(1, _listen, (there,)) as pool:
+    receiver, sender = get_context("spawn").Pipe(duplex=False)
+    with receiver, sender, Pool(1, _listen, (sender,)) as pool:
         try:
             job = pool.submit(_time, wave)
             while not job.done():
-                if here.poll(LISTEN_S):
-                    told = here.recv()  # also where nobody listens: the line would be full one day
+                if receiver.poll(LISTEN_S):
+                    message = receiver.recv()  # also if nobody wants it: the pipe would be full one day
                     if progress is not None:
-                        progress(*told)
+                        progress(*message)
             timed: WaveResult = job.result()
         except (BrokenProcessPool, EOFError):
             raise ended_early("timed") from None
@@ -94,19 +94,19 @@ def time_apart(wave: Wave, progress: Progress | None = None) -> WaveResult:
 
 
 def ended_early(did: str) -> MeasurementInvalid:
-    """The error of a process that `did` something with networks and was ended by somebody."""
+    """Return the error for a process that was ended from outside; it `did` ("timed", "exported") networks."""
     return MeasurementInvalid(f"a process that {did} networks was ended (out of memory?). Free memory and give the "
                               "command again; what was measured is kept.")
 
 
 def _listen(line: Connection) -> None:
-    """Begin a timing process, which tells its progress through `line`."""
+    """Start a timing process, which sends its progress through `line`."""
     global _line
     _line = line
 
 
 def _time(wave: Wave) -> WaveResult:
-    """The work of a timing process."""
+    """Time a wave inside a timing process."""
     return wave.time(lambda share, note: _line.send((share, note)))
 
 
