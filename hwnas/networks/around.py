@@ -1,4 +1,4 @@
-"""The cuts of a timm network: what can be cut out of it, its obvious cuts, their space, and the weights that it has."""
+"""The cuts of a timm network: what can be cut out of it, its obvious cuts, their space, and its weights."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
     from hwnas.networks.network import Shape
     from hwnas.space.architecture import Architecture
 
-SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the images' side
-SIZE_STEP = 4  # px
-ONE_PIXEL = 2  # the last stride of a network that is made for larger images may meet a map of one pixel
+SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # shares of the images' side
+SIZE_STEP = 4  # px; the image sizes that are chosen here are multiples of it
+ONE_PIXEL = 2  # an image may be half as large as the last stride: the last layer with a stride then reads one pixel
 _KEYS = ("description", "around", IMAGE_SIZE, "choices", "known")
-_MOST = 100  # networks in a file
+_MOST = 100  # largest number of networks in a file
 
 
 @cache
 def around_of(name: str, pad: str) -> str:
-    """`Architecture.around` for timm's network `name` whose weights need this padding (empty: the network's own)."""
+    """Return `Architecture.around` for timm's network `name` and the padding of its weights (empty: its own)."""
     if pad:
         with torch.random.fork_rng(devices=[]):
             if any(type(module).__name__ == "Conv2dSame" for module in original(name).modules()):
-                pad = ""  # timm's own network has it
+                pad = ""  # the network has this padding without an option
     return f"{name}+{pad}" if pad else name
 
 
 def obvious_cuts(around: str, images: Shape, smaller: Sequence[int]) -> dict[str, Architecture]:
-    """The obvious cuts of a network by name, for images of this shape. ConfigError where it cannot be cut, or not for
-    `smaller` images too."""
+    """Return the obvious cuts of a network by name, for images of this shape. Raises ConfigError if it cannot be cut,
+    or not for one of the `smaller` image sizes."""
     content = describe_cuts(around, images.channels, images.classes, images.image_size, smaller)
     return {name: cut for name, cut in space_of_cuts([content], images.channels, images.classes).known.items()
             if name != WHOLE}
 
 
 def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretrained:
-    """The weights of the network that `around` names. MissingWeights, ConfigError, DataError as of `find_pretrained`,
-    and DataError where they ask for another padding."""
+    """Return the weights of the network that `around` names. Raises MissingWeights, ConfigError or DataError as
+    `find_pretrained` does, and DataError if the weights need another padding."""
     name = origin_name(around)
     pretrained, pad = find_pretrained(name, options, channels)
     if around_of(name, pad) != around:
@@ -63,15 +63,15 @@ def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretra
 
 @lru_cache(maxsize=64)
 def find_cuts(around: str, channels: int, classes: int) -> tuple[TracedNetwork, dict[str, dict[str, float]]]:
-    """Return a network as it was traced, and what its obvious cuts keep, by name: those that were tried and run.
+    """Return a network as it was traced, and what its obvious cuts keep, by name: the cuts that run and cost less.
 
     Raises:
         ConfigError: There are none, or the network cannot be traced.
     """
     traced = trace(around, channels, classes)
-    whole_channels = {name: of for name, of in traced.choices.items() if not name.startswith(WIDTH)}
-    no_depth = {name: of for name, of in traced.choices.items() if name != DEPTH}
-    # Further ones if stages are more than a row, or which channels stand and fall together was not seen rightly.
+    whole_channels = {name: options for name, options in traced.choices.items() if not name.startswith(WIDTH)}
+    no_depth = {name: options for name, options in traced.choices.items() if name != DEPTH}
+    # If an obvious cut does not run, stages or channels were traced wrongly: leave out the ones, then the others.
     for choices in (traced.choices, no_depth, whole_channels):
         traced = replace(traced, choices=choices)
         cuts = {name: kept for name, kept in _obvious(traced) if kept}
@@ -81,54 +81,59 @@ def find_cuts(around: str, channels: int, classes: int) -> tuple[TracedNetwork, 
                 macs[name] = make_cut(traced, kept, TRACED_PX).macs
         if macs.keys() == cuts.keys():
             break
-    most = make_cut(traced, {}, TRACED_PX).macs  # without a stage that halves maps, those behind it are larger
-    fitting = {name: cuts[name] for name in macs if macs[name] < most}
-    if not fitting:
+    # A cut may cost more than the whole: without a stage that halves maps, the maps behind it are larger.
+    whole_macs = make_cut(traced, {}, TRACED_PX).macs
+    smaller_cuts = {name: cuts[name] for name in macs if macs[name] < whole_macs}
+    if not smaller_cuts:
         raise ConfigError(f"around={around}: it has no alike blocks in a row that may go, and no channels that may. "
                           "Give another network.")
-    return traced, fitting
+    return traced, smaller_cuts
 
 
 def describe_cuts(around: str, channels: int, classes: int, image_size: int, image_sizes: Sequence[int] = ()
                   ) -> dict[str, Any]:
-    """The content of a search space's YAML: what can be cut out of the network that `around` names, and its obvious
-    cuts.
+    """Return the content of a search space's YAML: what can be cut out of a network, and its obvious cuts.
 
     Args:
         around: A timm network.
-        channels: Of its images.
-        classes: That it shall know.
-        image_size: Of the images, in pixels.
-        image_sizes: Smaller ones that a cut may take; () chooses.
+        channels: The number of channels of its images.
+        classes: The number of classes that it shall predict.
+        image_size: The side of the images, px.
+        image_sizes: Smaller sides that a cut may take; () chooses some.
 
     Raises:
         ConfigError: The network cannot be traced or cut, or not for such images.
     """
+    # Sides that were not asked for are left out if the network's last map would vanish, or if it does not run on them.
     traced, cuts = find_cuts(around, channels, classes)
     step = traced.patch or SIZE_STEP
     smaller = image_sizes or [round(image_size * share / step) * step for share in SIZES]
     last = max(stride_out for *_, stride_out in traced.operators)
-    wanted = {image_size, *(px for px in smaller if px < image_size and (image_sizes or ONE_PIXEL * px >= last))}
-    sizes = _fitting(around, channels, traced.patch, tuple(sorted(wanted, reverse=True)))
-    if refused := [px for px in (image_size, *image_sizes) if px in wanted and px not in sizes]:
+    sizes_to_try = {image_size, *(px for px in smaller if px < image_size and (image_sizes or ONE_PIXEL * px >= last))}
+    sizes = _fitting(around, channels, traced.patch, tuple(sorted(sizes_to_try, reverse=True)))
+    if refused := [px for px in (image_size, *image_sizes) if px in sizes_to_try and px not in sizes]:
         why = (f"its images are multiples of {traced.patch} px, and {{}} is none" if traced.patch
                else "images of {} px are too small")
         raise ConfigError(f"around={around}: {why.format(min(refused))}.")
     return {"description": f"What can be cut out of {around}: `known` are the networks of this space, and `choices` "
                            "what each of them may keep.",
-            "around": around, IMAGE_SIZE: list(sizes), "choices": {name: list(of) for name, of in
+            "around": around, IMAGE_SIZE: list(sizes), "choices": {name: list(options) for name, options in
                                                                    traced.choices.items()},
             "known": {WHOLE: {}, **cuts}}
 
 
 def _obvious(traced: TracedNetwork) -> Iterator[tuple[str, dict[str, float]]]:
-    """The cuts that anybody would try first, by name: one block a stage, half of a transformer's; one or two without
-    the stages of the smallest maps, with half a head; then with half the channels inside of blocks, or of all in one
-    block a stage."""
+    """Yield the cuts that anybody would try first: name, and what it keeps.
+
+    Short: one block per stage, or half of a transformer's blocks. Early: without the stages of the smallest maps, with
+    half a head, and one or two blocks per stage. Thin: half the channels inside of blocks. Short and narrow: short,
+    with half of all channels.
+    """
     runs = {run.name: len(run.blocks) for run in traced.runs if run.name in traced.choices}
     short: dict[str, float] = {name: n // 2 if traced.patch else 0 for name, n in runs.items()}
     narrow = {name: 0.5 for name, shares in traced.choices.items() if name.startswith(WIDTH) and 0.5 in shares}
     yield "cut_short", short
+    # The fewest stages after which the map is at most twice as wide as the last one.
     last = max(stride_out for *_, stride_out in traced.operators)
     if depths := [int(depth) for depth in traced.choices.get(DEPTH, ()) if depth < len(traced.stages)
                   and 2 * traced.strides[int(depth) - 1] >= last]:
@@ -141,11 +146,11 @@ def _obvious(traced: TracedNetwork) -> Iterator[tuple[str, dict[str, float]]]:
 
 @lru_cache(maxsize=64)
 def _fitting(around: str, channels: int, patch: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes of images on which a network runs: for one that reads patches, in whole ones."""
+    """Return the sizes of images, px, on which a network runs; for one that reads patches, multiples of a patch."""
     with torch.random.fork_rng(devices=[]):
         model: Any = original(around, channels).eval()
 
-    def takes(px: int) -> bool:
+    def runs_on(px: int) -> bool:
         try:
             if patch:
                 model.set_input_size(px)
@@ -155,19 +160,19 @@ def _fitting(around: str, channels: int, patch: int, sizes: tuple[int, ...]) -> 
             return False
         return True
 
-    return tuple(px for px in sizes if not (patch and px % patch) and takes(px))
+    return tuple(px for px in sizes if not (patch and px % patch) and runs_on(px))
 
 
 def load_space(name_or_path: str, channels: int, classes: int, image_size: int | None = None) -> SearchSpace:
-    """Read a space, of blocks or of cuts, as `SearchSpace.load` reads one of blocks. ConfigError for a network that
-    cannot be cut."""
+    """Read a space of blocks or of cuts, as `SearchSpace.load` reads one of blocks. Raises ConfigError for a network
+    that cannot be cut."""
     file, source = read_space_file(name_or_path)
-    read = _read_cuts if is_of_cuts(file) else SearchSpace.of_file
-    return read(file, source, channels, classes, image_size)
+    reader = _read_cuts if is_of_cuts(file) else SearchSpace.of_file
+    return reader(file, source, channels, classes, image_size)
 
 
 def space_of_cuts(contents: Sequence[Mapping[str, Any]], channels: int, classes: int) -> SearchSpace:
-    """Return the space of the cuts of one network or of several, of the content of a space's file for each."""
+    """Return the space of the cuts of one network or of several, from the content of a space's file for each."""
     content = contents[0] if len(contents) == 1 else {
         "description": "What can be cut out of several networks.", FAMILIES: [dict(each) for each in contents]}
     return _read_cuts(SpaceFile(contents[0]["around"], content), Path("space.yaml"), channels, classes)
@@ -175,8 +180,8 @@ def space_of_cuts(contents: Sequence[Mapping[str, Any]], channels: int, classes:
 
 def _read_cuts(file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None = None
                ) -> SearchSpace:
-    """Return the space of the cuts that a file lists; `image_size` replaces the file's. SpaceError names the key."""
-    known, sizes = dict[str, Cut](), dict[str, tuple[int, ...]]()
+    """Return the space of the cuts that a file lists; `image_size` replaces the file's. SpaceErrors name the key."""
+    named_cuts, sizes = dict[str, Cut](), dict[str, tuple[int, ...]]()
     parts = _parts(file)
     for part in parts:
         content = part.section((), part.data, _KEYS)
@@ -184,28 +189,29 @@ def _read_cuts(file: SpaceFile, source: Path, channels: int, classes: int, image
         if not AROUND.fullmatch(around):
             part.fail(("around",), "must be the name of a timm network")
         traced, _ = find_cuts(around, channels, classes)
-        read = part.choices((IMAGE_SIZE,), image_size or content.get(IMAGE_SIZE), SIZE_RULE)
-        sizes[around] = tuple(sorted(read, reverse=True))
+        image_sizes = part.choices((IMAGE_SIZE,), image_size or content.get(IMAGE_SIZE), SIZE_RULE)
+        sizes[around] = tuple(sorted(image_sizes, reverse=True))
+        # Cuts of several networks have the network's name in front of their own.
         prefix = f"{origin_name(around)} " if len(parts) > 1 else ""
         for name, kept in _read_known(part, traced).items():
             try:
-                known[prefix + name] = make_cut(traced, kept, sizes[around][0])
+                named_cuts[prefix + name] = make_cut(traced, kept, sizes[around][0])
             except CandidateError as error:
                 part.fail(("known", name), f"is no network: {error}")
     if len({origin_name(around) for around in sizes}) < len(parts):
         file.fail((FAMILIES,), "must be of different networks")
     if len({each[0] for each in sizes.values()}) > 1:
         file.fail((FAMILIES,), f"must have the same largest {IMAGE_SIZE}")
-    cuts = CutList(known, sizes)
+    cuts = CutList(named_cuts, sizes)
     space = SearchSpace(cuts, {name: (place, 0) for place, name in enumerate(cuts.known)}, file, source=source,
                         channels=channels, classes=classes)
     names = "_".join(origin_name(around) for around in space.arounds)
-    space.name = f"around_{names[:80]}_{space.fingerprint[:6]}"  # as files of all such spaces have one name
+    space.name = f"around_{names[:80]}_{space.fingerprint[:6]}"  # the files of all such spaces have the same name
     return space
 
 
 def _parts(file: SpaceFile) -> list[SpaceFile]:
-    """Return the files that the networks of one file would be alone."""
+    """Return a file of its own for each network of a file; SpaceError if their list is no list or too short or long."""
     if FAMILIES not in file.data:
         return [file]
     contents = file.section((), file.data, ("description", FAMILIES))[FAMILIES]
@@ -215,10 +221,10 @@ def _parts(file: SpaceFile) -> list[SpaceFile]:
 
 
 def _read_known(file: SpaceFile, traced: TracedNetwork) -> dict[str, dict[str, Any]]:
-    """Return the parts that the networks under `known` keep, by name, checked. If there are none, it is the whole."""
-    known = dict(file.known(tuple(traced.choices)))
-    for name, kept in known.items():
+    """Return what each network under `known` keeps, by name, checked; the whole network if there is none."""
+    networks = dict(file.known(tuple(traced.choices)))
+    for name, kept in networks.items():
         for part, value in kept.items():
             if value not in traced.choices[part]:
                 file.fail(("known", name, part), f"must be one of {', '.join(map(str, traced.choices[part]))}")
-    return known or {WHOLE: {}}
+    return networks or {WHOLE: {}}

@@ -1,7 +1,7 @@
-"""Checkpoints as people have them: reads their tensors, and nothing else, and finds which belong to a network.
+"""Read the tensors of checkpoints as people have them, and nothing else, and find which belong to a network.
 
-Formats: safetensors, and what `torch.save` writes (a zip archive, or the form before torch 1.6): a `state_dict()`, or
-what timm, torchvision and Lightning save in a training, whatever they put beside the tensors.
+Formats: safetensors, and what `torch.save` writes (a zip archive, or the form before torch 1.6). The content is a
+`state_dict()`, or what timm, torchvision and Lightning save in a training, whatever they put beside the tensors.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".tar")
-# Of the tensors in a file: in timm's order, then as torch's tutorials and others call them.
+# Keys under which a file may hold its tensors: in timm's order, then the names of torch's tutorials and others.
 PLACES = ("state_dict_ema", "model_ema", "params_ema", "state_dict", "model_state_dict", "model", "net", "network",
           "weights", "params")
-_COMPILED = re.compile(r"\b_orig_mod\.")  # in front of any part of a name
+_COMPILED = re.compile(r"\b_orig_mod\.")  # torch.compile puts it in front of any part of a name
 _MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
 
 
 def find_tensors(path: Path, label: str, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of a file by a network's names, and the one of PLACES where they are (empty: at its top).
+    """Return the tensors of a file by a network's names, and the key of PLACES that holds them (empty: the top level).
 
     Args:
         path: The file.
-        label: What messages call it.
+        label: The name of the file in error messages.
         own: The network's tensors by name.
 
     Raises:
@@ -46,7 +46,7 @@ def find_tensors(path: Path, label: str, own: Mapping[str, Tensor]) -> tuple[dic
                if isinstance(name, str) and _is_plain(value)}
     if not tensors:
         raise DataError(f"{label} holds no tensors by name. Give a file with a network's state_dict().")
-    # Wrappers put `module.` or `model.` in front of all names.
+    # Wrappers put `module.` or `model.` in front of all names. Remove the prefix that gives most of the right names.
     first = next(iter(own))
     prefixes = [name.removesuffix(first) for name in tensors if f".{name}".endswith(f".{first}")]
     prefix = max(prefixes, key=lambda prefix: sum(prefix + name in tensors for name in own), default="")
@@ -54,32 +54,32 @@ def find_tensors(path: Path, label: str, own: Mapping[str, Tensor]) -> tuple[dic
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value is a tensor that holds all of its values: a torn one may repeat a single one for ever."""
+    """Return whether a value is a plain tensor that stores all its values: a torn file may repeat a single one."""
     return (isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
             and value.numel() * value.element_size() <= value.untyped_storage().nbytes())
 
 
 def read_content(path: Path, label: str) -> Any:
-    """Return what a file holds. Torch makes tensors and plain containers alone; anything else becomes nothing.
+    """Return the content of a file: tensors in plain containers. An object of any other class becomes an empty one.
 
     Raises:
-        DataError: The file is torn, or no file of tensors.
+        DataError: The file is torn, or is no file of tensors.
     """
     if is_safetensors(path):
         return read_safetensors(path, label)
     try:
-        file = io.BytesIO(path.read_bytes())  # in which no length can be read that is larger than the file
+        file = io.BytesIO(path.read_bytes())  # in memory: a wrong length in it cannot read beyond the file
         unknown = _unknown_objects(file, file.getbuffer().nbytes)
         file.seek(0)
         with torch.serialization.safe_globals([(_Nothing, name) for name in unknown]):
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a torn file may fail in the archive, the pickle or torch
-        inner = error.__context__  # behind it torch explains how to run the code of a file
+        inner = error.__context__  # torch wraps the cause in advice on how to run the code of a file
         raise unreadable(path, label, inner if isinstance(inner, Exception) else error) from None
 
 
 class _Nothing:
-    """Stands for each object in a file that torch does not know: takes any arguments and state, does nothing."""
+    """A placeholder for each object in a file that torch does not know: takes any arguments and state, does nothing."""
 
     def __new__(cls, *values: object, **named: object) -> _Nothing:
         return super().__new__(cls)
@@ -90,10 +90,10 @@ class _Nothing:
 
 
 def _unknown_objects(file: BinaryIO, size: int) -> list[str]:
-    """Return the names of classes and functions in a file of torch that torch does not know by itself.
+    """Return the names of the classes and functions in a file of torch that torch does not load by itself.
 
     Raises:
-        ValueError: Its entries would unpack to more than the file's `size`.
+        ValueError: Its entries are compressed, or would unpack to more than the file's `size`.
     """
     if not is_zipfile(file):  # torch's form before 1.6
         return []
@@ -106,24 +106,24 @@ def _unknown_objects(file: BinaryIO, size: int) -> list[str]:
 
 
 def is_safetensors(path: Path) -> bool:
-    """Return whether a file is a safetensors file by its first bytes, whatever its name; a torn one by its name."""
+    """Return whether a file is a safetensors file, by its first bytes whatever its name, or, if torn, by its name."""
     head = _head(path)
     return head[8:9] == b"{" or (path.suffix == ".safetensors" and not head.startswith((b"PK", b"\x80")))
 
 
 def unreadable(path: Path, label: str, error: Exception) -> DataError:
-    """Return the error of a file that is torn, or holds no tensors: what it is, where that is known."""
+    """Return the error for a file that is torn or holds no tensors. It says what the file is, if that is known."""
     head = _head(path)
-    if (kind := kind_of_file(head)[0]) and not head.startswith(b"PK"):  # which torch.save writes, too
+    if (kind := kind_of_file(head)[0]) and not head.startswith(b"PK"):  # torch.save writes zip archives, too
         return DataError(f"{label} is {kind}, and no file of tensors. Give what torch.save or safetensors wrote of a "
                          "network's state_dict().")
-    said = type(error).__name__ if isinstance(error, KeyError) else one_line(error, 120)
-    return DataError(f"{label} cannot be read ({said}): it is torn or no file of tensors. Give a whole one of "
+    reason = type(error).__name__ if isinstance(error, KeyError) else one_line(error, 120)
+    return DataError(f"{label} cannot be read ({reason}): it is torn or no file of tensors. Give a whole one of "
                      "a network's state_dict().")
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file; none where it cannot be opened."""
+    """Return the first bytes of a file; no bytes if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(HEAD)
@@ -132,9 +132,9 @@ def _head(path: Path) -> bytes:
 
 
 def check_tensors(path: Path) -> Path:
-    """Return `path`, a safetensors file whose header can be read at small cost; SafetensorError or OSError otherwise.
+    """Return `path`, a safetensors file with a header of moderate size; raises SafetensorError or OSError otherwise.
 
-    The library itself holds every tensor's place against the file's size, but reads headers of up to 100 MB.
+    The library itself compares every tensor's place with the file's size, but reads headers of up to 100 MB.
     """
     if not path.is_file():
         raise FileNotFoundError(2, "there is no such file", str(path))
@@ -146,7 +146,7 @@ def check_tensors(path: Path) -> Path:
 
 
 def read_safetensors(path: Path, label: str) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; DataError if it is torn."""
+    """Return the tensors of a safetensors file; raises DataError if it is torn."""
     try:
         return safetensors.torch.load_file(check_tensors(path))
     except (OSError, safetensors.SafetensorError) as error:

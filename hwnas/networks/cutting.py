@@ -1,8 +1,8 @@
-"""Cutting a network, with its weights.
+"""Cut a network, with its weights.
 
-Of a group of channels those stay whose weights are largest, over all layers of the group: of four measures this was the
-best (experiments/results/importance). Layers that read another width than they were made for, as those behind the
-stages that are left out, begin anew.
+Of a group of channels, the ones with the largest weights over all layers of the group stay. This was the best of four
+measures (experiments/results/importance). A layer that then reads another width than it was made for, as a layer behind
+removed stages does, gets new weights.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _NORMS_OF_MAPS = ("LayerNorm2d", "LayerNormAct2d", "LayerNorm2dFp32", "LayerNorm
 
 
 def build_cut(architecture: Cut, pretrained: Pretrained | None = None) -> nn.Module:
-    """The network in train mode, cut out of the whole one: with random weights (seed torch first), or with what stays
-    of pretrained ones. DataError for weights that do not fit."""
+    """Build a network in train mode, cut out of the whole one: with random weights (seed torch first), or with what
+    stays of pretrained ones. Raises DataError for weights that do not fit."""
     model = original(architecture.around, architecture.channels, architecture.classes, architecture.image_size)
     if pretrained is not None:
         pretrained.load(model, architecture.classes)
@@ -39,8 +39,8 @@ def build_cut(architecture: Cut, pretrained: Pretrained | None = None) -> nn.Mod
 
 
 def cut_further(weights: Mapping[str, Tensor], whole: Architecture, part: Architecture) -> nn.Module:
-    """Return `part` in train mode with what stays of `weights`, the state of `whole`: two cuts of one network. Weights
-    that begin anew are random (seed torch first)."""
+    """Return `part` in train mode with what stays of `weights`, the state of `whole`: two cuts of one network. New
+    weights are random (seed torch first)."""
     assert isinstance(whole, Cut)
     assert isinstance(part, Cut)
     with torch.random.fork_rng(devices=[]):
@@ -50,10 +50,10 @@ def cut_further(weights: Mapping[str, Tensor], whole: Architecture, part: Archit
 
 
 def cut_model(model: Any, architecture: Cut) -> nn.Module:
-    """Cut a network, whole or cut less, to what `architecture` keeps, in place; returns it.
+    """Cut a network, whole or cut less, to what `architecture` keeps, in place; return it.
 
     Raises:
-        CandidateError: It cannot be cut so, or not to what `architecture` says that it runs.
+        CandidateError: It cannot be cut so, or the cut would not run the operators of `architecture`.
     """
     around, chosen = architecture.around, dict(architecture.chosen)
     traced = trace(around, architecture.channels, architecture.classes)
@@ -70,9 +70,9 @@ def cut_model(model: Any, architecture: Cut) -> nn.Module:
 
 
 def make_cut(traced: TracedNetwork, kept: Mapping[str, float], image_size: int) -> Cut:
-    """Return the network of which so much is `kept`, by the names of its choices; of all else, the whole.
+    """Return the network that keeps what `kept` says, by the names of its choices, and all of every other part.
 
-    It is cut to see what it runs. CandidateError if it cannot be cut so.
+    It is cut once to find the operators that it runs. Raises CandidateError if it cannot be cut so.
     """
     chosen = tuple(traced.choose(kept).items())
     operators = _find_operators(traced.around, traced.channels, traced.classes, chosen)
@@ -93,33 +93,35 @@ def _find_operators(around: str, channels: int, classes: int, chosen: tuple[tupl
 
 
 def apply_cut(model: nn.Module, traced: TracedNetwork, chosen: Mapping[str, Any]) -> nn.Module:
-    """Cut what is not chosen: of channels those whose weights have the smallest norm."""
-    gone: list[str] = []
+    """Cut what is not chosen, in place, and return the model; of channels, the ones with the smallest weights go."""
+    removed_modules: list[str] = []
     for name in [*traced.stages_left_out(chosen), *traced.blocks_left_out(chosen)]:
-        if not is_inside(name, gone):  # what lies in one that went is gone
+        if not is_inside(name, removed_modules):  # a block of a removed stage is no longer there
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, nn.Identity())
-            gone.append(name)
-    if gone and not traced.patch:  # the stream of a transformer is as wide everywhere
+            removed_modules.append(name)
+    if removed_modules and not traced.patch:  # the stream of a transformer has one width everywhere
         _fit_layers(model, traced.channels)
-    wanted = traced.channels_of_groups(chosen)
+    # Channels of a transformer are cut between two layers, without the graph, which takes minutes for attention.
+    widths = traced.channels_of_groups(chosen)
     if traced.patch:
-        _narrow(model, {name: n for name, n in wanted.items() if not is_inside(name, gone)}, traced.readers)
+        _narrow(model, {name: n for name, n in widths.items() if not is_inside(name, removed_modules)}, traced.readers)
         return model
-    if not wanted:
+    if not widths:
         return model
-    group_of = {layer: name for name in wanted for layer in traced.writers[name]}
+    group_of = {layer: name for name in widths for layer in traced.writers[name]}
     graph = build_graph(model.eval(), traced.channels)
     names = {module: name for name, module in model.named_modules()}
     importance = torch_pruning.importance.GroupMagnitudeImportance(p=2)
-    for root, cut, group in [(group[0].dep.target.module, group[0].dep.handler, group_of[name])
-                             for group in list_groups(graph, model)
-                             if (name := next(iter(list_writers(graph, group, names)), "")) in group_of]:
-        whole = graph.get_pruning_group(root, cut, list(range(graph.get_out_channels(root))))
-        surplus = len(whole[0].idxs) - wanted[group]
+    # List all groups before the first one is cut; find each again in the graph as it is after the cuts before it.
+    for root, prune_channels, group in [(group[0].dep.target.module, group[0].dep.handler, group_of[name])
+                                        for group in list_groups(graph, model)
+                                        if (name := next(iter(list_writers(graph, group, names)), "")) in group_of]:
+        full_group = graph.get_pruning_group(root, prune_channels, list(range(graph.get_out_channels(root))))
+        surplus = len(full_group[0].idxs) - widths[group]
         if surplus > 0:
-            order = importance(whole).argsort(stable=True)[:surplus].tolist()
-            graph.get_pruning_group(root, cut, order).prune()
+            order = importance(full_group).argsort(stable=True)[:surplus].tolist()
+            graph.get_pruning_group(root, prune_channels, order).prune()
     for module in model.modules():
         if hasattr(module, "reparameterize"):
             _tell_branches(module)
@@ -127,7 +129,7 @@ def apply_cut(model: nn.Module, traced: TracedNetwork, chosen: Mapping[str, Any]
 
 
 def _narrow(model: Any, wanted: Mapping[str, int], readers: Mapping[str, str]) -> None:
-    """Leave so many channels between two layers, those of the largest weights in both."""
+    """Leave the `wanted` number of channels between two layers: the channels with the largest weights in both."""
     for name, n in wanted.items():
         first, second = (model.get_submodule(each) for each in (name, readers[name]))
         norm = first.weight.square().mean(1) + second.weight.square().mean(0)
@@ -137,9 +139,9 @@ def _narrow(model: Any, wanted: Mapping[str, int], readers: Mapping[str, str]) -
 
 
 def _fit_layers(model: nn.Module, channels: int) -> None:
-    """Let layers begin anew that read another number of channels than they were made for, and the norms of what such
-    layers write."""
-    renewed: list[Any] = []  # what layers wrote that began anew
+    """Give new weights to layers that read another number of channels than they were made for, and to the norms of what
+    such layers write."""
+    new_outputs: list[Any] = []  # the outputs of layers with new weights
     norms = nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm
 
     def fit(layer: Any, given: tuple[Tensor, ...]) -> None:
@@ -152,15 +154,16 @@ def _fit_layers(model: nn.Module, channels: int) -> None:
             layer.in_channels = n
             layer.weight = nn.Parameter(layer.weight.new_empty(layer.out_channels, n, *layer.kernel_size))
         elif isinstance(layer, norms) and (
-                any(given[0] is each for each in renewed)
+                any(given[0] is each for each in new_outputs)
                 or n != (layer.num_features if layer.weight is None else len(layer.weight))):
             _widen_norm(layer, n)
         else:
             return
         layer.reset_parameters()
         if not isinstance(layer, norms):
-            hooks.append(layer.register_forward_hook(lambda module, given, out: renewed.append(out)))
+            hooks.append(layer.register_forward_hook(lambda module, given, out: new_outputs.append(out)))
 
+    # Each layer is fitted just before it runs, when the width of what it reads is known.
     was_training = model.training
     hooks = [module.register_forward_pre_hook(fit) for module in model.modules()
              if isinstance(module, (nn.Linear, nn.Conv2d, *norms))]
@@ -184,7 +187,7 @@ def _widen_norm(norm: Any, n: int) -> None:
 
 
 def _tell_branches(block: Any) -> None:
-    """Tell a block that fuses its branches how wide they are now: it keeps numbers of its own."""
+    """Update the widths that a block stores for fusing its branches: it uses its own numbers, not its layers'."""
     conv = next((module for module in block.modules() if isinstance(module, nn.Conv2d)), None)
     if conv is not None:
         for name, value in (("groups", conv.groups), ("in_chs", conv.in_channels), ("out_chs", conv.out_channels)):

@@ -1,4 +1,4 @@
-"""torch -> ONNX, the parity gate behind it, and an exported graph that takes pixels."""
+"""Export torch networks to ONNX, check that the answers are the same, and let an exported graph take pixels."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ OPSET = 17
 FUSED_BY = ("reparameterize", "fuse")  # methods by which timm's blocks fuse their branches
 INPUT, OUTPUT, BATCH_AXIS = "images", "logits", "batch"
 MIN_PARITY_IMAGES = 256
-_MAP_AXES, _VECTOR_AXES = 4, 2  # batch, channels, height, width; batch, channels
+_MAP_AXES, _VECTOR_AXES = 4, 2  # [batch, channels, height, width]; [batch, channels]
 RELATIVE_TOLERANCE = 1e-3
 MIN_AGREEMENT = 0.995
-_PREPARE = "prepare"  # begins the names of nodes and values that take pixels
+_PREPARE = "prepare"  # first part of the names of the nodes and values that prepare pixels
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The result of the parity check over `n` images: the largest difference of a logit, the share of equal top-1
-    answers."""
+    """The result of the parity check over `n` images: the largest difference of a logit, and the share of equal top-1
+    answers, 0 to 1."""
 
     max_abs_error: float
     top1_agreement: float
@@ -52,10 +52,10 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
                 metadata: Mapping[str, str] | None = None) -> None:
     """Write `model` as fp32 ONNX: eval mode, batch norms folded, input `images` [batch,c,h,w], output `logits`.
 
-    Branches that timm can fuse (RepVGG, MobileOne, RepViT) are fused. A batch norm that no convolution takes in becomes
-    a depthwise one of a single pixel, or a linear layer. The batch axis is dynamic. Node names keep torch's module
-    path. The model's mode is left as it was. ExportError when torch or the ONNX checker refuses; UserError when the
-    file cannot be written.
+    Branches that timm can fuse (RepVGG, MobileOne, RepViT) are fused. A batch norm that cannot be folded becomes a
+    depthwise convolution of one pixel, or a linear layer. The batch axis is dynamic. Node names keep torch's module
+    path. The model keeps its mode. Raises ExportError if torch or the ONNX checker fails, and UserError if the file
+    cannot be written.
     """
     if any(hasattr(module, name) and type(module).__module__.startswith("timm.")
            for module in model.modules() for name in FUSED_BY):
@@ -63,15 +63,16 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
             model = timm.utils.reparameterize_model(model)  # a copy
         except Exception as error:  # each kind of block fuses its branches by code of its own
             raise ExportError(f"the network's branches could not be fused: {one_line(error)}") from error
+    # Rewrite what runtimes fold or quantise badly. Each step expects the graph that the step before it leaves.
     proto = _trace(model, image_shape)
     _drop_identities(proto)
     _fold_weights(proto)
     _fold_pads(proto)
     _fold_norms(proto)
     _turn_norms(proto)
-    left = {node.op_type for node in proto.graph.node} & {"BatchNormalization", "Identity"}
-    if left:
-        raise ExportError(f"{', '.join(sorted(left))} left in the exported graph: only batch norms of maps and "
+    unsupported = {node.op_type for node in proto.graph.node} & {"BatchNormalization", "Identity"}
+    if unsupported:
+        raise ExportError(f"{', '.join(sorted(unsupported))} left in the exported graph: only batch norms of maps and "
                           "vectors can be said by other layers.")
     onnx.helper.set_model_props(proto, dict(metadata or {}))
     try:
@@ -83,7 +84,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
 
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, a network is in eval mode; then the mode of each module is as it was."""
+    """Put a network into eval mode, and each module back into its own mode at the end."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -105,28 +106,28 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> ModelProto:
                               opset_version=OPSET, dynamo=False)
             with torch.no_grad():
                 sides = model(example).shape[1:]
-    except Exception as error:  # torch has many, and a network its own
+    except Exception as error:  # torch has many kinds of errors, and a network has its own
         raise ExportError(f"torch could not export the network: {one_line(error)}") from error
     proto = onnx.load_from_string(buffer.getvalue())
     for axis, side in zip(proto.graph.output[0].type.tensor_type.shape.dim[1:], sides, strict=True):
-        axis.dim_value = side  # torch names sides of maps that it does not know
+        axis.dim_value = side  # torch gives a name to each side of a map that it does not know
     return proto
 
 
 @contextlib.contextmanager
 def _fixed_padding() -> Iterator[None]:
-    """Inside, TensorFlow's "same" padding in timm's layers is traced as numbers, those of the image size, and not as
-    arithmetic on the shapes of maps, which no runtime folds."""
-    before = timm.layers.padding.get_same_padding
-    timm.layers.padding.get_same_padding = lambda size, *rest: before(int(size), *rest)
+    """Let TensorFlow's "same" padding in timm's layers be traced as numbers for this image size. No runtime folds the
+    arithmetic on shapes of maps that would be traced otherwise."""
+    get_same_padding = timm.layers.padding.get_same_padding
+    timm.layers.padding.get_same_padding = lambda size, *rest: get_same_padding(int(size), *rest)
     try:
         yield
     finally:
-        timm.layers.padding.get_same_padding = before
+        timm.layers.padding.get_same_padding = get_same_padding
 
 
 def _fold_weights(proto: ModelProto) -> None:
-    """Compute the weights of convolutions that a network standardises in each call (timm's ScaledStdConv)."""
+    """Store the weights of convolutions that a network would standardise in each call (timm's ScaledStdConv)."""
     graph = Graph(proto)
     for node in proto.graph.node:
         if node.op_type == "Conv" and graph.kind(node.input[1]) not in ("", "Constant") and (
@@ -137,8 +138,8 @@ def _fold_weights(proto: ModelProto) -> None:
 
 
 def _fold_pads(proto: ModelProto) -> None:
-    """Make every Pad with a fixed value and fixed amounts a part of the convolutions or poolings that alone read it:
-    fewer operators, and int8 passes through (a maximum's padding of -inf has no range). Others stay."""
+    """Move every Pad with a fixed value and fixed amounts into the convolutions or poolings, if only these read it.
+    This saves operators, and int8 passes through (a max pooling's padding of -inf has no range). Other Pads stay."""
     graph = Graph(proto)
     for node in [node for node in proto.graph.node if node.op_type == "Pad"]:
         readers = graph.consumers.get(node.output[0], [])
@@ -146,7 +147,7 @@ def _fold_pads(proto: ModelProto) -> None:
         if amounts is None or value is None or any(each.name == "mode" and each.s != b"constant"
                                                    for each in node.attribute):
             continue
-        begin, end = np.split(amounts, 2)
+        begin, end = np.split(amounts, 2)  # per axis; batch and channels must not be padded
         if any(begin[:2]) or any(end[:2]) or not readers or not all(
                 _pads_with(reader, float(value)) for reader in readers):
             continue
@@ -161,32 +162,34 @@ def _fold_pads(proto: ModelProto) -> None:
 
 
 def _pads_with(node: NodeProto, value: float) -> bool:
-    """Return whether `node` itself pads with `value`, and no other way of padding is in its attributes."""
-    said = {each.name: each for each in node.attribute}
-    if "auto_pad" in said and said["auto_pad"].s not in (b"", b"NOTSET"):
+    """Return whether `node` itself pads with `value`, and its attributes set no automatic padding."""
+    attributes = {each.name: each for each in node.attribute}
+    if "auto_pad" in attributes and attributes["auto_pad"].s not in (b"", b"NOTSET"):
         return False
     if node.op_type == "AveragePool":
-        return value == 0 and "count_include_pad" in said and said["count_include_pad"].i == 1
+        return value == 0 and "count_include_pad" in attributes and attributes["count_include_pad"].i == 1
     return {"Conv": 0.0, "MaxPool": -np.inf}.get(node.op_type) == value
 
 
 def _fold_norms(proto: ModelProto) -> None:
-    """Fold each batch norm behind a concatenation of convolutions (MixNet's) into these. Torch folds the others."""
+    """Fold each batch norm behind a concatenation of convolutions (MixNet's) into them. Torch folds the others."""
     graph = Graph(proto)
     for norm in [node for node in proto.graph.node if node.op_type == "BatchNormalization"]:
         joined = graph.producer.get(norm.input[0])
         parts = [graph.producer.get(name) for name in joined.input] if joined is not None else []
+        # Nothing but this norm may read the concatenation, and nothing but the concatenation its convolutions.
         if joined is None or joined.op_type != "Concat" or len(graph.consumers[norm.input[0]]) > 1 or not all(
                 part is not None and part.op_type == "Conv" and len(graph.consumers[part.output[0]]) == 1
                 for part in parts):
             continue
+        # Each convolution takes its part of the norm's channels, from `first` on.
         (factor, offset), first = _affine(graph, norm), 0
         for part in filter(None, parts):
             weight = onnx.numpy_helper.to_array(graph.weights[part.input[1]])
             own = slice(first, first + len(weight))
             first += len(weight)
-            given = onnx.numpy_helper.to_array(graph.weights[part.input[2]]) if len(part.input) > 2 else 0.0
-            arrays = (weight * factor[own, None, None, None], given * factor[own] + offset[own])
+            bias = onnx.numpy_helper.to_array(graph.weights[part.input[2]]) if len(part.input) > 2 else 0.0
+            arrays = (weight * factor[own, None, None, None], bias * factor[own] + offset[own])
             del part.input[1:]
             for kind, array in zip(("weight", "bias"), arrays, strict=True):
                 part.input.append(f"{part.output[0]}_{kind}")
@@ -198,22 +201,23 @@ def _fold_norms(proto: ModelProto) -> None:
 
 
 def _turn_norms(proto: ModelProto) -> None:
-    """Turn each batch norm of maps into a depthwise convolution of one pixel, which is quantised as all others are, and
-    each one of vectors into a linear layer."""
+    """Turn each batch norm of maps into a depthwise convolution of one pixel, which is quantised like the others. Turn
+    each batch norm of vectors into a linear layer."""
     graph = Graph(proto)
     norms = [node for node in proto.graph.node if node.op_type == "BatchNormalization"]
     if not norms:
         return
-    told = onnx.shape_inference.infer_shapes(proto).graph
-    axes = {value.name: len(value.type.tensor_type.shape.dim) for value in (*told.value_info, *told.output)}
+    # Only its number of axes shows whether a norm is of maps or of vectors.
+    inferred = onnx.shape_inference.infer_shapes(proto).graph
+    axes = {value.name: len(value.type.tensor_type.shape.dim) for value in (*inferred.value_info, *inferred.output)}
     for norm in norms:
         if (n_axes := axes.get(norm.output[0])) not in (_MAP_AXES, _VECTOR_AXES):
             continue
         (factor, offset), of_map = _affine(graph, norm), n_axes == _MAP_AXES
         norm.op_type = "Conv" if of_map else "Gemm"
         del norm.input[1:], norm.output[1:], norm.attribute[:]
-        said = {"group": len(factor), "kernel_shape": [1, 1]} if of_map else {"transB": 1}
-        norm.attribute.extend(onnx.helper.make_attribute(*each) for each in said.items())
+        attributes = {"group": len(factor), "kernel_shape": [1, 1]} if of_map else {"transB": 1}
+        norm.attribute.extend(onnx.helper.make_attribute(*each) for each in attributes.items())
         for kind, array in (("weight", factor[:, None, None, None] if of_map else np.diag(factor)), ("bias", offset)):
             norm.input.append(f"{norm.output[0]}_{kind}")
             proto.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), norm.input[-1]))
@@ -221,7 +225,7 @@ def _turn_norms(proto: ModelProto) -> None:
 
 
 def _affine(graph: Graph, norm: NodeProto) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return what a batch norm multiplies each channel by, and what it adds then."""
+    """Return the factor by which a batch norm multiplies each channel, and the offset that it then adds."""
     values: Any = [graph.constant(name) for name in norm.input[1:5]]
     scale, bias, mean, variance = values
     factor = scale / np.sqrt(variance + next((each.f for each in norm.attribute if each.name == "epsilon"), 1e-5))
@@ -229,56 +233,57 @@ def _affine(graph: Graph, norm: NodeProto) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _drop_identities(proto: ModelProto) -> None:
-    """Read through Identity nodes: torch writes one for every initializer that equals another."""
+    """Remove Identity nodes: torch writes one for every initializer that equals another."""
     outputs = {value.name for value in proto.graph.output}
     source: dict[str, str] = {}
-    kept = []
+    nodes = []
     for node in proto.graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = source.get(name, name)
         if node.op_type == "Identity" and node.output[0] not in outputs:
             source[node.output[0]] = node.input[0]
         else:
-            kept.append(node)
+            nodes.append(node)
     del proto.graph.node[:]
-    proto.graph.node.extend(kept)
+    proto.graph.node.extend(nodes)
     drop_unread(proto)
 
 
 def check_parity(model: nn.Module, onnx_path: str | os.PathLike[str], images: NDArray[np.float32]) -> Parity:
     """Compare torch with ONNX Runtime (fp32) on at least 256 normalised images [n,c,h,w].
 
-    ExportError unless every logit is finite, and none differs by more than 0.1 % of the largest logit (at least of 1).
-    At least 99.5 % of the top-1 answers must be equal. The tolerances allow for another order of summation.
+    Raises ExportError unless every logit is finite and none differs by more than 0.1 % of the largest logit (at least
+    of 1). Also, 99.5 % of the top-1 answers must be equal. The tolerances allow for another order of summation.
     """
     if len(images) < MIN_PARITY_IMAGES:
         raise ValueError(f"parity needs at least {MIN_PARITY_IMAGES} images, got {len(images)}")
     device = next(model.parameters()).device
+    # Both run the same images, torch in batches of 64.
     with _evaluating(model), torch.inference_mode():
         expected = np.concatenate([model(torch.from_numpy(np.ascontiguousarray(images[start : start + 64])).to(device)
                                          ).cpu().numpy() for start in range(0, len(images), 64)]).astype(np.float32)
     try:
-        got = logits_of(onnx.load(os.fspath(onnx_path)), images, threads=1).astype(np.float32)
+        answers = logits_of(onnx.load(os.fspath(onnx_path)), images, threads=1).astype(np.float32)
     except Exception as error:  # ONNX Runtime's exceptions share no base class
         raise ExportError(f"ONNX Runtime cannot run {os.fspath(onnx_path)}: {one_line(error)}") from error
-    if got.shape != expected.shape or not (np.isfinite(got).all() and np.isfinite(expected).all()):
+    if answers.shape != expected.shape or not (np.isfinite(answers).all() and np.isfinite(expected).all()):
         raise ExportError(f"parity of {os.fspath(onnx_path)}: logits are not finite or differ in shape "
-                          f"(torch {expected.shape}, ONNX {got.shape}).")
-    apart = float(np.abs(got - expected).max())
-    agreement = float((got.argmax(1) == expected.argmax(1)).mean())
+                          f"(torch {expected.shape}, ONNX {answers.shape}).")
+    difference = float(np.abs(answers - expected).max())
+    agreement = float((answers.argmax(1) == expected.argmax(1)).mean())
     allowed = RELATIVE_TOLERANCE * max(1.0, float(np.abs(expected).max()))
-    if apart > allowed or agreement < MIN_AGREEMENT:
+    if difference > allowed or agreement < MIN_AGREEMENT:
         raise ExportError(f"parity of {os.fspath(onnx_path)} failed over {len(images)} images: largest logit "
-                          f"difference {apart:.2g} (allowed {allowed:.2g}), top-1 agreement {agreement:.4f} "
+                          f"difference {difference:.2g} (allowed {allowed:.2g}), top-1 agreement {agreement:.4f} "
                           f"(at least {MIN_AGREEMENT}).")
-    return Parity(apart, agreement, len(images))
+    return Parity(difference, agreement, len(images))
 
 
 def randomise(model: nn.Module, seed: int) -> nn.Module:
-    """Give an untrained network norms and biases like a trained one's, in place; returns it.
+    """Give an untrained network norms and biases like a trained one's, in place; return it.
 
-    Fresh networks have zero biases (and zero gains in some residual branches). Runtimes optimise these away, so that
-    another network would be timed.
+    Fresh networks have zero biases (and zero gains in some residual branches). Runtimes optimise these away, and would
+    then time another network.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -296,15 +301,15 @@ _RECIPE_KEY = "hwnas_recipe"
 
 
 def pack_weights(model: nn.Module, fingerprint: str) -> bytes:
-    """Return a `weights.safetensors` of a network, with the fingerprint of all that decided it in the header."""
+    """Return the `weights.safetensors` of a network, with the fingerprint of all that decided it in the header."""
     tensors = {name: tensor.detach().cpu().contiguous(memory_format=torch.contiguous_format).clone()
                for name, tensor in model.state_dict().items()}
-    # A single key, because the order of keys in the file is random.
+    # Only one key, because the order of keys in the file is random.
     return safetensors.torch.save(tensors, {_RECIPE_KEY: fingerprint})
 
 
 def stored_fingerprint(weights: Path) -> str | None:
-    """The fingerprint in the header of a `weights.safetensors`; None when the file is missing or torn."""
+    """Return the fingerprint in the header of a `weights.safetensors`; None if the file is missing or torn."""
     try:
         with safetensors.safe_open(check_tensors(weights), framework="np") as file:
             return (file.metadata() or {}).get(_RECIPE_KEY)
@@ -313,7 +318,7 @@ def stored_fingerprint(weights: Path) -> str | None:
 
 
 def parity_images(data: Dataset, seed: int) -> NDArray[np.float32]:
-    """256 normalised inputs: training images, filled up with seeded noise where the set is smaller."""
+    """Return 256 normalised inputs: training images, and seeded noise if the set has fewer."""
     images = calibration_images(data, MIN_PARITY_IMAGES, seed)
     missing = MIN_PARITY_IMAGES - len(images)
     noise = np.random.default_rng(seed).standard_normal((missing, *images.shape[1:]), dtype=np.float32)
@@ -324,11 +329,10 @@ def take_pixels(proto: ModelProto, channels: int, image_size: int, mean: Sequenc
                 ) -> list[int | str]:
     """Let a network take pixels, in place: `images` becomes uint8 [n, height, width, channels].
 
-    Each level of each channel is looked up in a table of what training made of it, so answers are the same to the last
-    bit.
+    A table has the normalised value of each level of each channel, so that answers are the same to the last bit.
 
     Returns:
-        The shape of its input, with a name for the open axis.
+        The shape of its input, with a name for the batch axis.
 
     Raises:
         ModelError: The graph takes pixels already, or its input has another name.
@@ -338,11 +342,13 @@ def take_pixels(proto: ModelProto, channels: int, image_size: int, mean: Sequenc
             node.name.startswith(_PREPARE) for node in graph.node):
         raise ModelError(f"the network takes its preparation only once, and its input must be {INPUT!r}. Give the "
                          "model.onnx or model_int8.onnx of a model folder.")
+    # The table of one channel after the other: a level's place is 256 × its channel + the level.
     levels = np.repeat(np.arange(256, dtype=np.uint8)[:, None], channels, 1)
     table = normalise(levels[:, :, None, None], mean, std)[:, :, 0, 0].T.reshape(-1).astype(np.float32)
     begins = (256 * np.arange(channels, dtype=np.int32))[:, None, None]
     for name, array in (("table", table), ("begins", begins)):
         graph.initializer.append(onnx.numpy_helper.from_array(array.copy(), f"{_PREPARE}/{name}"))
+    # Channels first, then a place in the table for each level, then the table's value.
     ours = [_node("Transpose", [INPUT], "planes", perm=[0, 3, 1, 2]),
             _node("Cast", [f"{_PREPARE}/planes"], "levels", to=onnx.TensorProto.INT32),
             _node("Add", [f"{_PREPARE}/levels", f"{_PREPARE}/begins"], "places"),

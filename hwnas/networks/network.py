@@ -1,4 +1,4 @@
-"""Network: what can be built, exported and timed, be it an architecture of a space or a timm baseline."""
+"""A network that can be built, exported and timed: an architecture of a search space, or a timm baseline."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ DEPLOYMENT = "deployment"  # key of a description
 
 
 def build(architecture: Architecture, pretrained: Pretrained | None = None) -> nn.Module:
-    """The network in train mode, float32 [n, c, h, w] in, logits [n, classes] out: with timm's initial weights (seed
-    torch first), or what a cut keeps of `pretrained` ones. DataError where these do not fit."""
+    """Build the network in train mode, float32 [n, c, h, w] in, logits [n, classes] out: with timm's initial weights
+    (seed torch first), or what a cut keeps of `pretrained` ones. Raises DataError if these do not fit."""
     if isinstance(architecture, Cut):
         return build_cut(architecture, pretrained)
     return modules.BlockNet(architecture).train()
@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def image(self) -> tuple[int, int, int]:
-        """(channels, height, width) of one image."""
+        """The shape of one image: (channels, height, width)."""
         return self.channels, self.image_size, self.image_size
 
 
@@ -59,9 +59,9 @@ class Shape:
 class Network(ABC):
     """One network, from the search's trial or the list of baselines to its row of the front.
 
-    `is_baseline`: it stands beside what is searched. `obvious`: its name among the obvious cuts of a network, empty for
-    none. `deployment`: the target that its files are for, where a search chooses among several; otherwise empty. `file`
-    is the name of the file that `describe` fills.
+    `is_baseline`: it is compared with the networks that a search finds. `obvious`: its name among the obvious cuts of a
+    network; empty for none. `deployment`: the target of its files if a search has several targets; otherwise empty.
+    `file`: the name of the file whose text `describe` returns.
     """
 
     is_baseline = False
@@ -71,16 +71,16 @@ class Network(ABC):
 
     @property
     def id(self) -> str:
-        """Its folder in `models/`: what was trained, and the deployment where there may be several."""
+        """The name of its folder in `models/`: the trained network, and its deployment if there may be several."""
         return f"{self.trained_id}-{self.deployment}" if self.deployment else self.trained_id
 
     @property
     @abstractmethod
     def trained_id(self) -> str:
-        """Names its weights: the same for all deployments."""
+        """The name of its weights, the same for all deployments."""
 
     def deployed_as(self, deployment: str) -> Self:
-        """The same network for another deployment; empty for the run's only one."""
+        """Return the same network for another deployment; empty for the run's only one."""
         return replace(self, deployment=deployment)  # type: ignore[call-arg]
 
     @property
@@ -91,56 +91,56 @@ class Network(ABC):
     @property
     @abstractmethod
     def shape(self) -> Shape:
-        """Its images and classes."""
+        """The shape of its images, and its number of classes."""
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Names the network in fingerprints of weights: never changes for the same network."""
+        """The text that identifies it in fingerprints of weights; it never changes for the same network."""
 
     @property
     def blocks(self) -> Sequence[BlockSpec] | None:
-        """The blocks that a runtime executes, where they are known."""
+        """The blocks that a runtime executes, or None if they are not known."""
         return None
 
     @abstractmethod
     def build(self, pretrained: Pretrained | None = None) -> nn.Module:
-        """The torch network in train mode, with random weights (seed torch first) or with what it keeps of pretrained
-        ones; DataError where these do not fit."""
+        """Build the torch network in train mode, with random weights (seed torch first) or with what it keeps of
+        pretrained ones. Raises DataError if these do not fit."""
 
     @property
     @abstractmethod
     def pretrained(self) -> Pretrained | None:
-        """The weights that its training begins, or began, with; None for random ones."""
+        """The weights from which its training starts or started; None for random ones."""
 
     @property
     def provenance(self) -> Mapping[str, str]:
-        """`metadata_props` of an ONNX file that say which pretrained weights it began with; empty for none."""
+        """The `metadata_props` of an ONNX file that say from which pretrained weights it started; empty for none."""
         return {} if self.pretrained is None else {PRETRAINED: json.dumps(self.pretrained.facts(), ensure_ascii=False)}
 
     def start(self) -> nn.Module:
-        """As `build`, with the pretrained weights that its training begins with, if any."""
+        """Build it with the pretrained weights from which its training starts, if any."""
         return self.build(self.pretrained)
 
     def whole(self) -> nn.Module:
-        """The network that its pretrained weights are of, with random ones."""
+        """Build the network that its pretrained weights belong to, with random weights."""
         return self.build()
 
     def check_start(self) -> str:
-        """Return what is worth saying of the pretrained weights that its training begins with, or nothing.
+        """Return a sentence that the user should read about the pretrained weights of its start, or nothing.
 
         Raises:
-            DataError: They do not fit the network that they are of.
+            DataError: They do not fit the network that they should belong to.
         """
         return "" if self.pretrained is None else self.pretrained.load(self.whole(), self.shape.classes)
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Mean and std, on pixels / 255, that its pretrained weights ask for; None: the data set's."""
+        """The mean and std, on pixels / 255, that its pretrained weights need; None: the data set's."""
         return None if self.pretrained is None else (self.pretrained.mean, self.pretrained.std)
 
     def fed(self, dataset: Dataset, later: bool = False) -> Dataset:
-        """The data set as the network is fed it: at its size (`later`: see `Dataset.at_size`), and in its
+        """Return the data set as the network reads it: at its image size (`later`: see `Dataset.at_size`), and with its
         normalisation."""
         sized = dataset.at_size(self.shape.image_size, later)
         if self.normalisation is None:
@@ -149,11 +149,11 @@ class Network(ABC):
         return replace(sized, mean=mean, std=std)
 
     def metadata(self, data: Dataset, recipe: str) -> dict[str, str]:
-        """`metadata_props` of its ONNX files: its identity, its input, the names of its classes.
+        """Return the `metadata_props` of its ONNX files: its identity, its input, the names of its classes.
 
         Args:
-            data: As it is fed it.
-            recipe: Fingerprint of its training.
+            data: The data set as the network reads it, see `fed`.
+            recipe: The fingerprint of its training.
         """
         return {
             "hwnas_version": __version__, "hwnas_id": self.id, "architecture": str(self),
@@ -168,15 +168,15 @@ class Network(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Text of its `file`; `read_network` reads it back."""
+        """Return the text of its `file`; `read_network` reads it back."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundNetwork(Network):
     """An architecture of a search space.
 
-    `pretrained`: the weights of the network that it is cut from, with which its training begins, or began. `obvious`:
-    its name among the obvious cuts, where it stands as a baseline beside a search; empty for what is searched.
+    `pretrained`: the weights of the network that it is cut from, from which its training starts or started. `obvious`:
+    its name among the obvious cuts, if it is a baseline of a search; empty for a network that was searched.
     """
 
     architecture: Architecture
@@ -186,19 +186,19 @@ class FoundNetwork(Network):
 
     @property
     def is_baseline(self) -> bool:  # type: ignore[override]
-        """Return whether it is an obvious cut beside a search."""
+        """Return whether it is an obvious cut, as a baseline of a search."""
         return bool(self.obvious)
 
     @property
     def trained_id(self) -> str:
-        """The architecture's; of an obvious cut e.g. `resnet18-cut_short-64px-pretrained`."""
+        """The architecture's id; for an obvious cut e.g. `resnet18-cut_short-64px-pretrained`."""
         if not self.obvious:
             return self.architecture.id
         return f"{self.name}-{self.architecture.image_size}px" + "-pretrained" * (self.pretrained is not None)
 
     @property
     def name(self) -> str:
-        """The architecture's id; of an obvious cut e.g. `resnet18-cut_short`."""
+        """The architecture's id; for an obvious cut e.g. `resnet18-cut_short`."""
         return f"{self.cut_from}-{self.obvious}" if self.obvious else self.architecture.id
 
     @property
@@ -209,15 +209,15 @@ class FoundNetwork(Network):
     @property
     def identity(self) -> str:
         """The architecture as JSON, and the key of its pretrained weights."""
-        begun = {"pretrained": self.pretrained.key} if self.pretrained is not None else {}
-        return json.dumps({**self.architecture.to_dict(), **begun})
+        start = {"pretrained": self.pretrained.key} if self.pretrained is not None else {}
+        return json.dumps({**self.architecture.to_dict(), **start})
 
     @property
     def blocks(self) -> Sequence[BlockSpec]:
         return self.architecture.blocks()
 
     def build(self, pretrained: Pretrained | None = None) -> nn.Module:
-        """Block by block, or cut out of another one, whose weights the pretrained ones are."""
+        """Build it block by block, or cut it out of another network, which the pretrained weights belong to."""
         return build(self.architecture, pretrained)
 
     def whole(self) -> nn.Module:
@@ -227,8 +227,8 @@ class FoundNetwork(Network):
     def describe(self) -> str:
         more = {OBVIOUS: self.obvious, DEPLOYMENT: self.deployment,
                 PRETRAINED: self.pretrained and self.pretrained.facts()}
-        said = {key: value for key, value in more.items() if value}
-        return self.architecture.to_yaml() + (yaml.safe_dump(said, sort_keys=False) if said else "")
+        further = {key: value for key, value in more.items() if value}
+        return self.architecture.to_yaml() + (yaml.safe_dump(further, sort_keys=False) if further else "")
 
     @property
     def cut_from(self) -> str:
@@ -241,7 +241,7 @@ class FoundNetwork(Network):
 
 @dataclass(frozen=True, slots=True)
 class TimmNetwork(Network):
-    """A timm network, for images and classes of `images`."""
+    """A timm network for the images and classes of `images`, the data set's."""
 
     is_baseline = True
     file = "baseline.yaml"
@@ -252,7 +252,7 @@ class TimmNetwork(Network):
 
     @property
     def trained_id(self) -> str:
-        """timm's name, what was changed of stem, depth and image size, and whether it began with pretrained weights."""
+        """timm's name, changes of stem and image size, and `-pretrained` if it started from pretrained weights."""
         return self.baseline.id
 
     @property
@@ -269,7 +269,7 @@ class TimmNetwork(Network):
         return str(self.baseline)
 
     def build(self, pretrained: Pretrained | None = None) -> nn.Module:
-        """By timm; nothing is downloaded. ConfigError when timm cannot build it for these images."""
+        """Build it with timm; nothing is downloaded. Raises ConfigError if timm cannot build it for these images."""
         shape = self.shape
         model = self.baseline.build(shape.channels, shape.classes, shape.image_size)
         if pretrained is not None:
@@ -288,10 +288,8 @@ class TimmNetwork(Network):
 
 
 def read_network(folder: ModelFolder, images: Shape) -> Network | None:
-    """The network that a folder of `models/` describes; None where it describes none.
-
-    `images`: of the data set, for a timm network, whose file does not say. StudyError for a file of another format.
-    """
+    """Read the network that a folder of `models/` describes; None if it describes none. `images`: the data set's, for a
+    timm network, whose file does not have them. Raises StudyError for a file of another format."""
     path = next((path for path in (folder.architecture, folder.baseline) if path.exists()), None)
     if path is None:
         return None
@@ -305,13 +303,13 @@ def read_network(folder: ModelFolder, images: Shape) -> Network | None:
 
 
 def read_architecture(text: str, where: str) -> FoundNetwork:
-    """The network that an `architecture.yaml` describes; SpaceError or StudyError for anything else."""
+    """Read the network that an `architecture.yaml` describes; raises SpaceError or StudyError for any other text."""
     architecture = Architecture.from_yaml(text, where)
     try:
-        said = load_yaml(text)
-        facts = said.get(PRETRAINED)
+        content = load_yaml(text)
+        facts = content.get(PRETRAINED)
         return FoundNetwork(architecture, None if facts is None else Pretrained.of_facts(facts),
-                            str(said.get(OBVIOUS, "")), str(said.get(DEPLOYMENT) or ""))
+                            str(content.get(OBVIOUS, "")), str(content.get(DEPLOYMENT) or ""))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise StudyError(f"{where}: {PRETRAINED} needs file, sha256, licence, origin, and mean and std for each "
                          "channel.") from None

@@ -1,4 +1,4 @@
-"""Choose where QuantizeLinear/DequantizeLinear pairs go in an fp32 ONNX graph, and put them there.
+"""Choose the places of QuantizeLinear/DequantizeLinear pairs in an fp32 ONNX graph, and put the pairs there.
 
 The recipe and the timings behind it: docs/decisions/qdq-recipe.md. Activations are uint8 (asymmetric; zero point 0 if
 nothing is negative), weights int8 per output channel (symmetric), biases int32.
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 Range = tuple[float, float]
 
 _CLAMPS = ("Relu", "Clip")
-# Values pass unchanged: input and output share one range.
+# Operators that pass values unchanged: input and output share one range.
 _MOVES = ("MaxPool", "Flatten", "Reshape", "Resize", "Identity")
 _GATES = ("Sigmoid", "HardSigmoid")
 _POOLS = ("GlobalAveragePool", "AveragePool", "MaxPool")
 _LEVELS = 255
-_NEARLY = 1e-5  # by which a constant in a file may differ from what is meant
+_NEARLY = 1e-5  # the most by which a constant in a file may differ from the number that is meant
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Graph:
     weights: dict[str, TensorProto] = field(init=False)
     producer: dict[str, NodeProto] = field(init=False)
     consumers: dict[str, list[NodeProto]] = field(init=False)
-    maps: set[str] = field(init=False)  # tensors that images decide, and not their shapes alone
+    maps: set[str] = field(init=False)  # tensors that depend on images, and not only on the images' shape
 
     def __post_init__(self) -> None:
         graph = self.proto.graph
@@ -54,12 +54,13 @@ class Graph:
                 self.maps.update(node.output)
 
     def kind(self, tensor: str) -> str:
-        """Operator that makes `tensor`; empty for inputs and weights."""
+        """Return the operator that writes `tensor`; empty for inputs and weights."""
         node = self.producer.get(tensor)
         return node.op_type if node is not None else ""
 
     def after_activation(self, tensor: str, *, with_swish: bool) -> str:
-        """Follow `tensor`, a convolution's output, through the activation that runtimes fuse into it."""
+        """Return the output of the activation that runtimes fuse into a convolution with output `tensor`, or `tensor`
+        if there is none. `with_swish`: swish, hard-swish and GELU count, too."""
         readers = self.consumers.get(tensor, [])
         kinds = sorted(reader.op_type for reader in readers)
         if kinds in (["Relu"], ["Clip"]) or (with_swish and kinds == ["HardSwish"]):
@@ -72,8 +73,8 @@ class Graph:
         return tensor
 
     def gelu_of(self, tensor: str) -> str:
-        """The output of a GELU of `tensor` as torch exports it, x · (erf(x / √2) + 1) · 0.5; empty: there is none."""
-        following = [tensor]
+        """Return the output of a GELU of `tensor` as torch exports it, x · (erf(x / √2) + 1) · 0.5; empty for none."""
+        following = [tensor]  # what each node of the chain writes
         for kind, number in (("Div", 2**0.5), ("Erf", None), ("Add", 1.0), ("Mul", None), ("Mul", 0.5)):
             readers = [reader for reader in self.consumers.get(following[-1], []) if reader.op_type == kind]
             if not readers or (number is not None and not self._takes(readers[0], number)):
@@ -83,7 +84,7 @@ class Graph:
         return following[5] if tensor in gated.input and erf == "Erf" else ""
 
     def _takes(self, node: NodeProto, number: float) -> bool:
-        """Return whether a node's second input is this number, or where the order does not count either."""
+        """Return whether one input of a node is this number; of a Div, the divisor."""
         names = node.input[1:] if node.op_type == "Div" else node.input
         values = [self.constant(name) for name in names
                   if name in self.weights or self.kind(name) == "Constant"]
@@ -91,29 +92,29 @@ class Graph:
                    for value in values)
 
     def adds_maps(self, node: NodeProto) -> bool:
-        """Return whether `node` sums two maps, as residuals do, and not a map and a constant. Sums in a transformer's
-        stream, which layer norms read before or after, do not count: a few of its values are so large that the others
-        vanish in 255 steps."""
+        """Return whether `node` adds two maps, as residuals do, and not a map and a constant. Sums in a transformer's
+        stream, next to which layer norms read, do not count: a few values there are so large that the others vanish in
+        255 steps."""
         return node.op_type == "Add" and self.maps.issuperset(node.input) and not any(
             reader.op_type == "LayerNormalization" for name in (*node.input, node.output[0])
             for reader in self.consumers.get(name, []))
 
     def multiplies_maps(self, node: NodeProto) -> bool:
-        """Return whether `node` multiplies two maps or a map and its gate: not by a constant, nor in a GELU or gate."""
+        """Return whether `node` multiplies two maps or a map and its gate; not by a constant, nor in a GELU or gate."""
         if node.op_type != "Mul" or any(
                 name in self.weights or self.kind(name) in ("Constant", "Add") for name in node.input):
             return False
-        before = self.producer.get(self.before_activation(node.output[0]))
-        return before is None or before.op_type != "Conv" or not self.is_gate(before)
+        writer = self.producer.get(self.before_activation(node.output[0]))
+        return writer is None or writer.op_type != "Conv" or not self.is_gate(writer)
 
     def before_activation(self, tensor: str) -> str:
-        """The input of the activation that made `tensor`; `tensor` itself where no activation made it."""
+        """Return the input of the activation that wrote `tensor`; `tensor` itself if no activation wrote it."""
         node = self.producer.get(tensor)
         if node is not None and node.op_type in (*_CLAMPS, "HardSwish"):
             return str(node.input[0])
         if node is not None and node.op_type == "Mul" and self.kind(node.input[1]) == "Sigmoid":
-            before = str(self.producer[node.input[1]].input[0])
-            return before if before == node.input[0] else tensor
+            gate_input = str(self.producer[node.input[1]].input[0])
+            return gate_input if gate_input == node.input[0] else tensor
         return tensor
 
     def is_gate(self, node: NodeProto) -> bool:
@@ -138,7 +139,7 @@ class Graph:
         if node.op_type in ("Relu", *_GATES):
             return True
         if node.op_type == "Clip" and len(node.input) > 1:
-            made_by = self.producer.get(node.input[1])  # of a foreign file nothing is computed here
+            made_by = self.producer.get(node.input[1])  # a foreign file may compute it: not followed
             low = self.constant(node.input[1]) if made_by is None or made_by.op_type == "Constant" else None
             return low is not None and float(low) >= 0
         if node.op_type in (*_MOVES, "GlobalAveragePool", "AveragePool", "ReduceMean"):
@@ -146,7 +147,7 @@ class Graph:
         return node.op_type in ("Mul", "Add") and all(self.non_negative(name) for name in node.input)
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        """The value of a tensor that constants alone decide; None where images or their shapes do."""
+        """Return the value of a tensor that depends only on constants; None if images or their shapes decide it."""
         if name in self.weights:
             return onnx.numpy_helper.to_array(self.weights[name])
         node = self.producer.get(name)
@@ -162,10 +163,8 @@ class Graph:
 
 
 def quantised_nodes(graph: Graph, kept: Collection[str] = ()) -> list[NodeProto]:
-    """Every convolution and linear layer that is quantised.
-
-    Those named in `kept` stay in fp32, and so do those of squeeze-and-excite (tiny, and slower in int8).
-    """
+    """Return all convolutions and linear layers that are quantised. Nodes named in `kept` stay in fp32, and so do the
+    convolutions of squeeze-and-excite (tiny, and slower in int8). Raises QuantizeError if none is left."""
     nodes = [node for node in graph.proto.graph.node
              if (_is_linear(node, graph) or (node.op_type == "Conv" and not graph.is_gate(node)))
              and node.input[1] in graph.weights and node.name not in kept]
@@ -175,28 +174,29 @@ def quantised_nodes(graph: Graph, kept: Collection[str] = ()) -> list[NodeProto]
 
 
 def _is_linear(node: NodeProto, graph: Graph) -> bool:
-    """A linear layer as torch writes it: of vectors with weights [out, in], of tokens with weights [in, out]."""
+    """Return whether it is a linear layer as torch writes it: weights [out, in] for vectors, [in, out] for tokens."""
     if node.op_type == "MatMul":
         return node.input[1] in graph.weights and len(graph.weights[node.input[1]].dims) == 2
     return node.op_type == "Gemm" and any(entry.name == "transB" and entry.i for entry in node.attribute)
 
 
 def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) -> list[str]:
-    """Activations that get a pair: what quantised nodes read and write, both sides of residual sums, pooled maps.
+    """Return the activations that get a pair: inputs and outputs of quantised nodes, both inputs of residual sums, and
+    inputs of poolings. A tensor that only nodes of `kept` read gets no pair for them.
 
-    Around swish, hard-swish and GELU runtimes differ. OpenVINO fuses convolution and activation only where
-    no pair stands between them; ONNX Runtime and LiteRT run the convolution in int8 only where a pair does. LiteRT's
-    operators read and write one precision: it needs pairs on gates, products of maps, what pools write, and the logits.
-    A tensor that only nodes of `kept` read gets no pair for them.
+    Runtimes differ around swish, hard-swish and GELU. OpenVINO fuses convolution and activation only without a pair
+    between them; ONNX Runtime and LiteRT run the convolution in int8 only with one. LiteRT's operators read and write
+    one precision: it also needs pairs on gates, products of maps, outputs of poolings, and the logits.
     """
-    names, read = dict[str, None](), {node.input[0] for node in quantised_nodes(graph, kept)}
+    names, inputs = dict[str, None](), {node.input[0] for node in quantised_nodes(graph, kept)}
     with_swish = tuned_for == "openvino"
+    # Inputs of quantised nodes, and outputs of convolutions behind their activation.
     for node in quantised_nodes(graph, kept):
         names[node.input[0]] = None
         if node.op_type == "Conv":
-            written = [graph.after_activation(node.output[0], with_swish=with_swish)]
-            written += [] if with_swish else [graph.after_activation(node.output[0], with_swish=True)]
-            names.update(dict.fromkeys(name for name in written if not graph.read_only_by(name, kept)))
+            conv_outputs = [graph.after_activation(node.output[0], with_swish=with_swish)]
+            conv_outputs += [] if with_swish else [graph.after_activation(node.output[0], with_swish=True)]
+            names.update(dict.fromkeys(name for name in conv_outputs if not graph.read_only_by(name, kept)))
     for node in graph.proto.graph.node:
         if graph.adds_maps(node):
             names.update(dict.fromkeys(node.input))
@@ -205,12 +205,13 @@ def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) 
     if tuned_for == "litert":
         names.update(dict.fromkeys(_in_one_precision(graph, kept)))
         return [name for name in names if name not in graph.weights]
-    outputs = {value.name for value in graph.proto.graph.output if value.name not in read}
+    # The network's outputs stay in fp32, unless a quantised node reads one of them.
+    outputs = {value.name for value in graph.proto.graph.output if value.name not in inputs}
     return [name for name in names if name not in outputs and name not in graph.weights]
 
 
 def _in_one_precision(graph: Graph, kept: Collection[str]) -> Iterator[str]:
-    """Yield the other tensors that must have a pair, as an operator reads and writes them in one precision."""
+    """Yield the other tensors that need a pair for LiteRT, whose operators read and write one precision."""
     for node in quantised_nodes(graph, kept):
         yield graph.after_activation(node.output[0], with_swish=False)
     for node in graph.proto.graph.node:
@@ -225,37 +226,36 @@ def _in_one_precision(graph: Graph, kept: Collection[str]) -> Iterator[str]:
 
 
 def head_nodes(graph: Graph) -> tuple[str, ...]:
-    """Names of the last global pooling and of the quantised nodes behind it: little work, on values that decide. In a
-    transformer, which has no such pooling, the last layer norm takes its place."""
+    """Return the names of the last global pooling and of the quantised nodes behind it: little work, on values that
+    decide the answer. A transformer has no such pooling, and its last layer norm takes its place."""
     nodes = list(graph.proto.graph.node)
-    places = {node.op_type: index for index, node in enumerate(nodes)}  # the last of each
+    places = {node.op_type: index for index, node in enumerate(nodes)}  # of the last node of each kind
     first = places.get("GlobalAveragePool", places.get("LayerNormalization", -1))
-    if first < 0 or ("GlobalAveragePool" not in places and places.get("Conv", -1) > first):
+    if first < 0 or ("GlobalAveragePool" not in places and places.get("Conv", -1) > first):  # no transformer
         return ()
-    behind = {node.name for node in nodes[first:]}
-    return (nodes[first].name, *(node.name for node in quantised_nodes(graph) if node.name in behind))
+    names_behind = {node.name for node in nodes[first:]}
+    return (nodes[first].name, *(node.name for node in quantised_nodes(graph) if node.name in names_behind))
 
 
 def range_source(graph: Graph, tensor: str) -> str:
-    """The tensor whose range `tensor` shares: itself, or the tensor of which it is a mere rearrangement."""
+    """Return the tensor whose range `tensor` shares: itself, or the tensor of which it is only a rearrangement."""
     while graph.kind(tensor) in _MOVES:
         tensor = graph.producer[tensor].input[0]
     return tensor
 
 
 def largest_weight(narrow: bool) -> int:
-    """The largest whole number that an int8 weight may be: 64 for `narrow` ones, so that the sum of two products with
-    uint8 fits in 16 bits, else 127."""
+    """Return the largest integer that an int8 weight may be: 127, or 64 for `narrow` weights, so that the sum of two
+    products with uint8 fits in 16 bits."""
     return 64 if narrow else 127
 
 
 def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[str] = (), narrow: bool = False
                  ) -> None:
-    """Rewrite the graph in place: a pair on every tensor of `ranges`, quantised weights and biases.
+    """Rewrite the graph in place: a pair on every tensor of `ranges`, and quantised weights and biases.
 
     Nodes named in `kept` read and compute in fp32. Weights have a scale for each output channel; `narrow`: see
-    `largest_weight`. The structure depends on the names in `ranges` and on which tensors can be negative, never on the
-    values.
+    `largest_weight`. The structure depends on the names in `ranges`, never on the values.
     """
     inserter = _Inserter(graph, {name: scale_of(low, high) for name, (low, high) in ranges.items()},
                          largest_weight(narrow))
@@ -271,12 +271,13 @@ def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[
                 node.input[index] = name if name in results else f"{name}_dequantised"
         nodes.append(node)
         for index, name in enumerate(node.output):
-            if name in ranges and name in results:  # the pair's result has the name then
+            if name in ranges and name in results:  # the network's output keeps its name: the pair writes it
                 node.output[index] = f"{name}_computed"
             if name in ranges:
                 nodes += inserter.pair(name, node.output[index], name if name in results else "")
-    used = {name for node in nodes for name in node.input}
-    kept = [weight for weight in graph.proto.graph.initializer if weight.name in used]
+    # Only the weights that are still read stay.
+    names_read = {name for node in nodes for name in node.input}
+    kept = [weight for weight in graph.proto.graph.initializer if weight.name in names_read]
     kept += [onnx.numpy_helper.from_array(array, name) for name, array in inserter.constants.items()]
     del graph.proto.graph.node[:], graph.proto.graph.initializer[:]
     graph.proto.graph.node.extend(nodes)
@@ -292,7 +293,7 @@ class _Inserter:
     constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
     def pair(self, name: str, read: str = "", written: str = "") -> Iterator[NodeProto]:
-        """Quantise and dequantise the activation `name`, or what is `read` in its place; `written` is the result."""
+        """Yield the pair of the activation `name`. It reads `read` instead and writes `written`, if these are given."""
         scale, zero_point = self.scales[name]
         parameters = [self._add(f"{name}_scale", np.float32(scale)),
                       self._add(f"{name}_zero", np.uint8(zero_point))]
@@ -302,7 +303,7 @@ class _Inserter:
                                     [written or f"{name}_dequantised"], name=f"{name}_DequantizeLinear")
 
     def weights(self, node: NodeProto) -> Iterator[NodeProto]:
-        """Quantise weights and bias of `node`; the bias has the product of input and weight scale, as int32 sums do."""
+        """Yield the nodes of quantised weights and bias; the bias has the scale of the int32 sums, input × weight."""
         weight = onnx.numpy_helper.to_array(self.graph.weights[node.input[1]])
         outputs_last = node.op_type == "MatMul"
         weight = weight.T if outputs_last else weight
@@ -310,8 +311,9 @@ class _Inserter:
         bias = None
         if len(node.input) > 2 and node.input[2] in self.graph.weights:
             bias = onnx.numpy_helper.to_array(self.graph.weights[node.input[2]])
+        # One scale per output channel, so that its largest weight becomes the largest integer.
         scale = np.abs(weight).reshape(len(weight), -1).max(1) / self.largest
-        if bias is not None:  # a near-dead channel must not push its bias out of int32
+        if bias is not None:  # with tiny weights in a channel, the integers of its bias could exceed int32
             scale = np.maximum(scale, np.abs(bias) / (input_scale * 2**30))
         scale = np.maximum(scale, 1e-12).astype(np.float32)
         steps = np.rint(weight / scale.reshape(-1, *[1] * (weight.ndim - 1)))
@@ -336,7 +338,7 @@ class _Inserter:
 
 
 def scale_of(low: float, high: float) -> tuple[float, int]:
-    """Scale and zero point of a uint8 tensor that spans `low`..`high`, 0 included and exact."""
+    """Return scale and zero point of a uint8 tensor that spans `low`..`high`, with 0 included and exact."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = max(high - low, 1e-6) / _LEVELS
     return scale, int(np.clip(round(-low / scale), 0, _LEVELS))

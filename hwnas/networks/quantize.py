@@ -1,4 +1,4 @@
-"""Static int8: fp32 ONNX -> QDQ ONNX that OpenVINO and ONNX Runtime both execute with int8 kernels."""
+"""Quantise statically to int8: fp32 ONNX -> QDQ ONNX that OpenVINO and ONNX Runtime both run with int8 kernels."""
 
 from __future__ import annotations
 
@@ -45,23 +45,24 @@ _SAMPLES = 4096  # values kept of one tensor in one batch
 _SHRINKS = np.linspace(1.0, 0.4, 21)
 _TAIL = 1e-4  # share of the values that "percentile" gives up on each side
 _BINS, _BIN_STEP = 2048, 16  # of the histogram that "entropy" cuts
-_LEAST_JUDGES = 32  # images that choose a method without having made its ranges
-_MOST_COST = 0.005  # above it the last layers are tried in fp32
-_KEPT_BEFORE_HEAD = (0, 2)  # five made MnasNet-A1 half as slow again
-_WORTH = 0.5  # layers in fp32 take time: they must halve the cost
+_LEAST_JUDGES = 32  # images that are needed to choose a method on other images than made its ranges
+_MOST_COST = 0.005  # if the best cost is higher, the last layers are tried in fp32
+_KEPT_BEFORE_HEAD = (0, 2)  # layers before the head in fp32; five made MnasNet-A1 50 % slower
+_WORTH = 0.5  # layers in fp32 take time, so they must halve the cost
 
 
 def drop_unread(proto: ModelProto) -> None:
     """Remove nodes and weights that nothing reads, the last ones first."""
-    read = {value.name for value in proto.graph.output}
-    kept = []
+    # One pass from the last node on: a node stays if a later one, or the network's output, reads what it writes.
+    names_read = {value.name for value in proto.graph.output}
+    nodes = []
     for node in reversed(proto.graph.node):
-        if read & {*node.output}:
-            kept.append(node)
-            read |= {*node.input}
-    weights = [weight for weight in proto.graph.initializer if weight.name in read]
+        if names_read & {*node.output}:
+            nodes.append(node)
+            names_read |= {*node.input}
+    weights = [weight for weight in proto.graph.initializer if weight.name in names_read]
     del proto.graph.node[:], proto.graph.initializer[:]
-    proto.graph.node.extend(reversed(kept))
+    proto.graph.node.extend(reversed(nodes))
     proto.graph.initializer.extend(weights)
 
 
@@ -72,12 +73,12 @@ def tuning_of(target: Target) -> TunedFor:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedFile:
-    """The making of an int8 file, and how its answers agree with fp32's on images that did not make its ranges.
+    """The settings of an int8 file, and how its answers agree with fp32's on images that did not make its ranges.
 
-    `agreement`: share of the `images` with the same answer, 0 to 1. `lost`: by how much the probability of the answer
-    falls on average, by the fp32 network's own probabilities: the top-1 that is lost, 0 to 1, if these are true.
-    `by_class_…`: the same as means over the classes of fp32's answers.
-    `tried`: the `cost` of each way that was tried. If nothing was judged, `images` is 0.
+    `agreement`: share of the `images` with the same answer, 0 to 1. `lost`: the mean fall of the answer's probability,
+    by the fp32 network's probabilities: the top-1 that is lost, 0 to 1, if these are true. `by_class_…`: the same as
+    means over the classes of fp32's answers. `kept`: the nodes in fp32. `tried`: the `cost` of each way that was tried.
+    `images` is 0 if nothing was compared.
     """
 
     method: str
@@ -92,8 +93,8 @@ class QuantisedFile:
 
     @property
     def cost(self) -> float:
-        """The measure of the choice: what is lost, and a tenth of the answers that change, since probabilities are not
-        that true; every class counts alike."""
+        """The measure by which the way is chosen: `lost` plus a tenth of the answers that change, as probabilities are
+        not exact. Every class counts the same."""
         return self.by_class_lost + (1 - self.by_class_agreement) / 10
 
     @property
@@ -104,89 +105,90 @@ class QuantisedFile:
     @property
     def text(self) -> str:
         """One line for metadata and cards."""
-        kept = f", the last {len(self.kept)} layers in fp32" if self.kept else ""
+        fp32_part = f", the last {len(self.kept)} layers in fp32" if self.kept else ""
         bits = "" if self.weight_bits == 8 else f", weights of {self.weight_bits} bits"
         judged = f"; fp32's answer on {self.agreement:.1%} of {self.images} training images" if self.images else ""
-        return f"{self.method}{kept}{bits}{judged}"
+        return f"{self.method}{fp32_part}{bits}{judged}"
 
 
 def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],
                     calibration: NDArray[np.float32] | None, *, tuned_for: TunedFor = "openvino",
                     method: Method | None = None, narrow: bool = False, threads: int = 1, label: str = "",
                     report: Callable[[float], None] = lambda share: None, task: Task | None = None) -> QuantisedFile:
-    """Write the int8 QDQ version of an fp32 ONNX file, metadata kept; returns how it was made.
+    """Write the int8 QDQ version of an fp32 ONNX file, with its metadata; return how it was made.
 
     `calibration`: normalised training images [n,c,h,w]. Two thirds of them give the activations' ranges by each method
-    (`activation_ranges`), and the others choose the one of least `Quantised.cost`; few images do both. If even that
-    costs more than half a point, the last layers stay in fp32 if this helps. A `method` that is given is taken.
-    None gives made-up ranges: right for timing, useless for answers; the graph has the same structure as that of real
-    ranges with all layers in int8. `tuned_for` matters around swish, hard-swish and GELU. `narrow`: weights of 7 bits,
-    for CPUs whose sums of products saturate (`needs_narrow_weights`). `report` hears the share that is done while
-    ranges are chosen. `task` judges answers; None: as those of classifiers.
-    QuantizeError, which calls it `label`, when the network cannot be quantised; UserError when the file cannot be
-    written.
+    (`activation_ranges`), and the others choose the method of least `QuantisedFile.cost`; few images do both. If even
+    that costs more than 0.005, the last layers stay in fp32 if this halves the cost. A given `method` is not compared.
+    `calibration` None gives made-up ranges: right for timing, useless for answers. Its graph has the same structure as
+    with real ranges and all layers in int8. `tuned_for` matters around swish, hard-swish and GELU. `narrow`: weights of
+    7 bits, for CPUs whose sums of products saturate (`needs_narrow_weights`). `report` is called with the share of the
+    choice that is done, 0 to 1. `task` compares answers; None: as a classifier's. Raises QuantizeError, which calls the
+    network `label`, if it cannot be quantised, and UserError if the file cannot be written.
     """
     if tuned_for not in get_args(TunedFor) or (method is not None and method not in METHODS):
         raise ValueError(f"tuned_for={tuned_for!r}, method={method!r}: not among {TunedFor}, {Method}")
     proto = load_fp32(fp32_path, label)
-    made = QuantisedFile(method or "", weight_bits=7 if narrow else 8)
+    result = QuantisedFile(method or "", weight_bits=7 if narrow else 8)
     if calibration is None:
-        graph, made = Graph(proto), replace(made, method="made-up ranges")
+        graph, result = Graph(proto), replace(result, method="made-up ranges")
         ranges = {name: _make_up_range(graph, name) for name in quantised_tensors(graph, tuned_for)}
     elif method is not None:
         ranges = activation_ranges(proto, calibration, [method], tuned_for=tuned_for, threads=threads)[method]
     else:
-        ranges, made = _choose(proto, calibration, tuned_for, narrow, threads, report, task or Classification())
-    quantise_graph(proto, ranges, note=made.text, tuned_for=tuned_for, kept=made.kept, narrow=narrow)
+        ranges, result = _choose(proto, calibration, tuned_for, narrow, threads, report, task or Classification())
+    quantise_graph(proto, ranges, note=result.text, tuned_for=tuned_for, kept=result.kept, narrow=narrow)
     write_atomic(int8_path, proto.SerializeToString())
-    return made
+    return result
 
 
 def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor, narrow: bool, threads: int,
             report: Callable[[float], None], task: Task) -> tuple[dict[str, Range], QuantisedFile]:
-    """The ranges and the layers in fp32 that lose least on a third of `images`; the others make the ranges."""
-    judging = np.arange(len(images)) % 3 == 2
-    if judging.sum() < _LEAST_JUDGES:
-        making, judging = np.ones(len(images), bool), np.ones(len(images), bool)
+    """Return the ranges and the layers in fp32 that lose least on a third of `images`; the others make the ranges."""
+    # Every third image judges. If these are too few, all images make ranges and judge.
+    judges = np.arange(len(images)) % 3 == 2
+    if judges.sum() < _LEAST_JUDGES:
+        makes_ranges, judges = np.ones(len(images), bool), np.ones(len(images), bool)
     else:
-        making = ~judging
-    ranges = activation_ranges(proto, images[making], METHODS, tuned_for=tuned_for, threads=threads)
+        makes_ranges = ~judges
+    ranges = activation_ranges(proto, images[makes_ranges], METHODS, tuned_for=tuned_for, threads=threads)
     report(1 / (len(METHODS) + 1))
-    wanted = logits_of(proto, images[judging], threads)
-    best, tried, methods = None, dict[str, float](), METHODS
-    for kept in _ends(Graph(proto)):
+    fp32_logits = logits_of(proto, images[judges], threads)
+    # All methods with all layers in int8, then with more and more of the last layers in fp32, until the cost is small.
+    best, all_costs, methods = None, dict[str, float](), METHODS
+    for fp32_nodes in _ends(Graph(proto)):
         costs = dict[Method, float]()
         for method in methods:
             int8 = deepcopy(proto)
-            quantise_graph(int8, ranges[method], note="", tuned_for=tuned_for, kept=kept, narrow=narrow)
-            agreement: Any = task.agreement(wanted, logits_of(int8, images[judging], threads))
-            made = QuantisedFile(method, kept, 7 if narrow else 8, images=int(judging.sum()), **agreement)
-            costs[method] = tried[f"{method}{f', {len(kept)} in fp32' if kept else ''}"] = made.cost
-            report(min(1.0, (1 + len(tried)) / (len(METHODS) + 1)))  # layers in fp32 are seldom tried
-            if best is None or made.cost < best.cost * (_WORTH if len(kept) > len(best.kept) else 1.0):
-                best = made
+            quantise_graph(int8, ranges[method], note="", tuned_for=tuned_for, kept=fp32_nodes, narrow=narrow)
+            agreement: Any = task.agreement(fp32_logits, logits_of(int8, images[judges], threads))
+            result = QuantisedFile(method, fp32_nodes, 7 if narrow else 8, images=int(judges.sum()), **agreement)
+            costs[method] = all_costs[f"{method}{f', {len(fp32_nodes)} in fp32' if fp32_nodes else ''}"] = result.cost
+            report(min(1.0, (1 + len(all_costs)) / (len(METHODS) + 1)))  # layers in fp32 are seldom tried: not counted
+            if best is None or result.cost < best.cost * (_WORTH if len(fp32_nodes) > len(best.kept) else 1.0):
+                best = result
         if best is not None and best.cost <= _MOST_COST:
             break
-        if kept:  # before that, a head that int8 spoils hides which ranges are good
+        if fp32_nodes:  # go on with the two best methods; with the head in int8, its errors hide which ranges are good
             methods = tuple(sorted(methods, key=costs.__getitem__)[:2])
     assert best is not None  # there are methods
-    return ranges[cast(Method, best.method)], replace(best, tried=tried)
+    return ranges[cast(Method, best.method)], replace(best, tried=all_costs)
 
 
 def _ends(graph: Graph) -> Iterator[tuple[str, ...]]:
-    """Nodes to keep in fp32: none, then the head, then more and more of the layers before it."""
+    """Yield the nodes to keep in fp32: none, then the head, then the head and the layers before it."""
     yield ()
     head = head_nodes(graph)
     if not head:
         return
-    before = [node.name for node in quantised_nodes(graph) if node.name not in head]
+    layers_before = [node.name for node in quantised_nodes(graph) if node.name not in head]
     for n in _KEPT_BEFORE_HEAD:
-        if n < len(before):
-            yield (*before[len(before) - n:], *head)
+        if n < len(layers_before):
+            yield (*layers_before[len(layers_before) - n:], *head)
 
 
 def logits_of(proto: ModelProto, images: NDArray[np.float32], threads: int) -> NDArray[np.float64]:
-    """Return the logits that ONNX Runtime gives."""
+    """Return the network's first output on `images`, [n, ...], as ONNX Runtime computes it."""
     output = str(proto.graph.output[0].name)
     session, input_name = session_of(proto, [output], threads)
     parts = [session.run([output], {input_name: np.ascontiguousarray(images[start : start + _BATCH], np.float32)})[0]
@@ -195,7 +197,7 @@ def logits_of(proto: ModelProto, images: NDArray[np.float32], threads: int) -> N
 
 
 def needs_narrow_weights(target: Target, vendor: str, flags: Collection[str]) -> bool:
-    """Return whether a target's runtime saturates uint8 × int8 sums on a CPU of this make with these ISA flags.
+    """Return whether a target's runtime saturates uint8 × int8 sums on a CPU of this vendor with these ISA flags.
 
     Without VNNI, the x86 kernels of ONNX Runtime and OpenVINO add two products in 16 bits; weights of 7 bits
     cannot overflow there. Figures: docs/decisions/int8-ranges.md.
@@ -208,13 +210,12 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
                    kept: Collection[str] = (), narrow: bool = False) -> None:
     """Turn an fp32 graph into its QDQ version in place; nodes named in `kept` stay in fp32.
 
-    `narrow`: weights of 7 bits.
-    `ranges`: of every activation that could get a pair. `note`: where they come from, for the metadata. QuantizeError
-    when the result is not valid ONNX.
+    `ranges`: the range of every activation that could get a pair. `note`: the source of the ranges, for the metadata.
+    `narrow`: weights of 7 bits. Raises QuantizeError if the result is not valid ONNX.
     """
     graph = Graph(proto)
     paired = {name: ranges[name] for name in quantised_tensors(graph, tuned_for, kept)}
-    if tuned_for == "litert":  # it asks for a sigmoid's steps of 1/256, whatever the images
+    if tuned_for == "litert":  # LiteRT requires steps of 1/256 for a sigmoid, whatever its values
         paired |= {name: (0.0, 255 / 256) for name in paired if graph.kind(name) == "Sigmoid"}
     insert_pairs(graph, paired, kept=kept, narrow=narrow)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
@@ -227,10 +228,8 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
 
 
 def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
-    """An ONNX network that can be quantised; QuantizeError for one that is torn, old, int8 already or without names.
-
-    Errors call it `label`, or by its path.
-    """
+    """Read an ONNX network that can be quantised. Raises QuantizeError, which calls it `label` or its path, if it is
+    torn, old, int8 already or has unnamed nodes."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     label = label or os.fspath(path)
@@ -252,8 +251,8 @@ def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
 
 
 def _lay_out_weights(proto: ModelProto) -> None:
-    """Write the weights of layers as torch does, so that all are quantised: other exporters write some as constant
-    nodes, and those of linear layers [in, out]."""
+    """Rewrite the weights of layers as torch writes them, so that all are quantised: other exporters write some as
+    constant nodes, and the weights of linear layers as [in, out]."""
     graph = Graph(proto)
     for node in [node for node in proto.graph.node if node.op_type in ("Conv", "MatMul", "Gemm")]:
         if graph.kind(node.input[1]) == "Constant" and node.input[1] not in graph.weights:
@@ -263,9 +262,9 @@ def _lay_out_weights(proto: ModelProto) -> None:
             proto.graph.node.remove(graph.producer[node.input[1]])
         if node.op_type == "Gemm" and node.input[1] in graph.weights and not any(
                 each.name == "transB" and each.i for each in node.attribute):
-            turned = onnx.numpy_helper.to_array(graph.weights[node.input[1]]).T
+            weights = onnx.numpy_helper.to_array(graph.weights[node.input[1]]).T
             node.input[1] = f"{node.name}_turned_weight"
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(turned), node.input[1]))
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(weights), node.input[1]))
             for each in [each for each in node.attribute if each.name == "transB"]:
                 node.attribute.remove(each)
             node.attribute.append(onnx.helper.make_attribute("transB", 1))
@@ -273,8 +272,8 @@ def _lay_out_weights(proto: ModelProto) -> None:
 
 
 def _make_up_range(graph: Graph, name: str) -> Range:
-    """A made-up range for a tensor: always the same, and different for each. Equal ranges would let runtimes leave
-    rescaling out."""
+    """Return a made-up range for a tensor, always the same one, but another one for each tensor. Equal ranges would let
+    runtimes leave out rescaling."""
     source = range_source(graph, name)
     part = zlib.crc32(source.encode()) / 2**32
     return (0.0, 4 + 2 * part) if graph.non_negative(source) else (-3 - 2 * part, 3 + part)
@@ -282,10 +281,8 @@ def _make_up_range(graph: Graph, name: str) -> Range:
 
 @dataclass(slots=True)
 class _Seen:
-    """Extremes of one tensor over all images, and a random sample of its values.
-
-    Random, because an even spacing that shares a factor with the map's width would see borders only.
-    """
+    """The extremes of one tensor over all images, 0 included, and a random sample of its values. A sample in even steps
+    could see only the borders of a map, if the step and the map's width share a factor."""
 
     low: float = 0.0
     high: float = 0.0
@@ -298,7 +295,7 @@ class _Seen:
         self.samples.append(flat[rows] if flat.size > _SAMPLES else flat.copy())
 
     def best_range(self, method: Method) -> Range:
-        """The range that `method` chooses (see `activation_ranges`)."""
+        """Return the range that `method` chooses (see `activation_ranges`)."""
         if method == "minmax" or self.high - self.low < 1e-6:
             return self.low, self.high
         values, low, high = np.concatenate(self.samples), self.low, self.high
@@ -308,6 +305,7 @@ class _Seen:
         if method == "entropy":
             end = _entropy_end(values, levels=128 if low < 0 else 256)
             return max(low, -end), min(high, end)
+        # "mse": shrink one end after the other to where the squared error is least.
         if high > 0:
             high *= min(_SHRINKS, key=lambda shrink: _squared_error(values, low, high * shrink))
         if low < 0:
@@ -316,11 +314,11 @@ class _Seen:
 
 
 def _entropy_end(values: NDArray[np.float32], levels: int) -> float:
-    """Return where to cut |values| so that `levels` equal steps have the least Kullback-Leibler divergence from them.
+    """Return the end at which to clip |values| so that `levels` equal steps have the least Kullback-Leibler divergence.
 
-    Migacz, 8-bit inference with TensorRT (GTC 2017). ONNX Runtime's own search takes a second a tensor.
+    Source: Migacz, 8-bit inference with TensorRT (GTC 2017). ONNX Runtime's own search takes a second per tensor.
     """
-    sizes = np.abs(values[values != 0])  # zeros lose nothing, wherever it is cut
+    sizes = np.abs(values[values != 0])  # zeros lose nothing at any end
     if not sizes.size:
         return float("inf")
     counts, edges = np.histogram(sizes, bins=_BINS, range=(0.0, float(sizes.max())))  # from 0, as int8's steps
@@ -328,13 +326,15 @@ def _entropy_end(values: NDArray[np.float32], levels: int) -> float:
     ends = range(levels, _BINS + 1, _BIN_STEP)
     losses = []
     for end in ends:
-        kept, starts = counts[:end], np.linspace(0, end, levels, endpoint=False).astype(int)
-        clipped = kept.copy()
+        # The histogram clipped at `end`: the last bin gets all values beyond it. Each level covers a row of its bins.
+        bins, starts = counts[:end], np.linspace(0, end, levels, endpoint=False).astype(int)
+        clipped = bins.copy()
         clipped[-1] += counts[end:].sum()
-        filled = np.maximum(np.add.reduceat((kept > 0).astype(float), starts), 1)
+        # The quantised one: each level spreads its values evenly over its bins that are not empty.
+        filled_bins = np.maximum(np.add.reduceat((bins > 0).astype(float), starts), 1)
         widths = np.diff(np.append(starts, end))
-        coarse = np.repeat(np.add.reduceat(kept, starts) / filled, widths) * (kept > 0)
-        coarse = np.maximum(coarse, 1e-4)  # an empty bin that the cut filled is dear, not infinitely so
+        coarse = np.repeat(np.add.reduceat(bins, starts) / filled_bins, widths) * (bins > 0)
+        coarse = np.maximum(coarse, 1e-4)  # a last bin that only clipping filled costs much, but not infinitely much
         losses.append(float(scipy.special.rel_entr(clipped / clipped.sum(), coarse / coarse.sum()).sum()))
     return float(edges[ends[int(np.argmin(losses))]])
 
@@ -347,17 +347,18 @@ def _squared_error(values: NDArray[np.float32], low: float, high: float) -> floa
 
 def activation_ranges(proto: ModelProto, images: NDArray[np.float32], methods: Sequence[Method], *,
                       tuned_for: TunedFor, threads: int = 1) -> dict[Method, dict[str, Range]]:
-    """Ranges of an fp32 network's activations over normalised `images`, by each of `methods`, in one pass.
+    """Return the ranges of an fp32 network's activations over normalised `images`, by each of `methods`, in one pass.
 
     "mse": smallest squared error; "minmax": extremes; "percentile": all but 0.01 % of the values on each side;
-    "entropy": smallest divergence of the distributions. Run in ONNX Runtime.
+    "entropy": smallest divergence of the distributions. The network runs in ONNX Runtime.
     """
     if len(images) == 0:
         raise QuantizeError("no images to calibrate with; give some of the training split.")
+    # Tensors that share a range are measured once, at their source. The image input is no output of a node.
     graph = Graph(proto)
     sources = {name: range_source(graph, name) for name in quantised_tensors(graph, tuned_for)}
     inside = sorted({source for source in sources.values() if source in graph.producer})
-    seen = {name: _Seen() for name in set(sources.values())}
+    statistics = {name: _Seen() for name in set(sources.values())}
     session, input_name = session_of(proto, inside, threads)
     for start in range(0, len(images), _BATCH):
         batch = np.ascontiguousarray(images[start : start + _BATCH], dtype=np.float32)
@@ -365,53 +366,51 @@ def activation_ranges(proto: ModelProto, images: NDArray[np.float32], methods: S
             if not np.isfinite(values).all():
                 raise QuantizeError(f"activation {name} is not finite on the calibration images; was the network "
                                     "trained?")
-            seen[name].add(values)
-        if input_name in seen:
-            seen[input_name].add(batch)
-    ranges_of = {method: {name: entry.best_range(method) for name, entry in seen.items()} for method in methods}
+            statistics[name].add(values)
+        if input_name in statistics:
+            statistics[input_name].add(batch)
+    ranges_of = {method: {name: entry.best_range(method) for name, entry in statistics.items()} for method in methods}
     return {method: {name: ranges[source] for name, source in sources.items()} for method, ranges in ranges_of.items()}
 
 
 def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any, str]:
-    """ONNX Runtime over a copy of the network whose outputs are `tensors`."""
+    """Return an ONNX Runtime session of a copy of the network whose outputs are `tensors`, and the input's name."""
     ort = import_onnxruntime()
 
-    watched = deepcopy(proto)
-    del watched.graph.output[:]
-    watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
+    copy = deepcopy(proto)
+    del copy.graph.output[:]
+    copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
-    options.add_session_config_entry("session.x64quantprecision", "1")  # exact without VNNI too
+    options.add_session_config_entry("session.x64quantprecision", "1")  # exact sums on CPUs without VNNI, too
     try:
-        session = ort.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(copy.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class
         raise QuantizeError(f"ONNX Runtime cannot run the fp32 network: {one_line(error)}") from error
     return session, str(session.get_inputs()[0].name)
 
 
 def calibration_images(data: Dataset, n: int, seed: int) -> NDArray[np.float32]:
-    """At most `n` training images, normalised; what int8 ranges are measured on.
-
-    They are drawn by `seed`, as many of each class as it has up to an equal share, and stand by class: ranges that do
-    not know a rare class may spoil it.
-    """
+    """Return at most `n` normalised training images, to measure int8 ranges on. They are drawn by `seed` from all
+    classes alike (`draw_by_class`), because ranges without a rare class may spoil its answers."""
     rows = draw_by_class(data.train.labels, n, seed)
     return data.normalise(np.asarray(data.train.images[rows]))
 
 
 def draw_by_class(labels: NDArray[np.integer[Any]], n: int, seed: int) -> NDArray[np.int64]:
-    """Draw at most `n` rows, of all classes alike as far as they have so many; in the order of classes."""
+    """Draw at most `n` rows, equally many of each class as far as it has so many; sorted by class, then by row."""
     rows = np.random.default_rng(seed).permutation(len(labels))
     by_class = [rows[labels[rows] == label] for label in np.unique(labels)]
-    turns = np.concatenate([np.arange(len(each)) for each in by_class])  # the first of each class, then the second ...
-    drawn = np.concatenate(by_class)[np.argsort(turns, kind="stable")[:n]]
-    return np.asarray(drawn[np.lexsort((drawn, labels[drawn]))], np.int64)
+    # Sorted by its number within its class: the first row of each class, then the second of each, and so on.
+    turns = np.concatenate([np.arange(len(each)) for each in by_class])
+    chosen_rows = np.concatenate(by_class)[np.argsort(turns, kind="stable")[:n]]
+    return np.asarray(chosen_rows[np.lexsort((chosen_rows, labels[chosen_rows]))], np.int64)
 
 
 def name_nodes(proto: ModelProto) -> None:
-    """Give every node a unique name, by which the quantiser tells nodes apart."""
-    seen = {""}
+    """Give every node a unique name, as the quantiser refers to nodes by name."""
+    names = {""}
     for index, node in enumerate(proto.graph.node):
-        if node.name in seen:
+        if node.name in names:
             node.name = f"{node.op_type}_{index}_unnamed"
-        seen.add(node.name)
+        names.add(node.name)

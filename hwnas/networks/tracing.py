@@ -1,9 +1,9 @@
 """Find what a network is made of and what of it may be cut, by running it once.
 
-Blocks that may go have an output of their input's shape, and stand in a container of blocks of their own class. Stages
-are the longest row of modules of which each reads what the one before it writes, in other shapes; the last ones may go,
-and layers that read another width then begin anew. Torch-Pruning's dependency graph (Fang et al., DepGraph, CVPR 2023)
-says which channels stand and fall together. Of transformers blocks may go, and the inside of their perceptrons.
+A block may be removed if its output has the shape of its input and its container has other blocks of its class. Stages
+are the row of modules that changes the shape most often: each reads what the one before it writes. The last stages may
+be removed; layers that then read another width get new weights. Torch-Pruning's graph (Fang et al., DepGraph, CVPR
+2023) says which channels must be cut together. Of transformers, blocks and the insides of perceptrons may be cut.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import WIDTH, Operator
 from hwnas.space.blocks.block import ATTENTION
 
-TRACED_PX = 128  # a multiple of all strides: sides of maps tell them
-INNER, STREAM, OUTER = "inner", "stream", "outer"  # of ties: inside a block, between blocks, outside of all blocks
+TRACED_PX = 128  # side of the image: a multiple of all strides, so that the side of a map gives its stride
+INNER, STREAM, OUTER = "inner", "stream", "outer"  # kinds of ties: inside a block, between blocks, outside of all
 SHARES = {INNER: (1.0, 0.75, 0.5, 0.375, 0.25), STREAM: (1.0, 0.75, 0.5), OUTER: (1.0, 0.5, 0.25)}
 MOST_DEPENDENCIES = 2000  # in a group of channels: a DenseNet has 200
-LEAST_LAYERS = 2  # of a block that may go: one alone is a part of a block
+LEAST_LAYERS = 2  # of a block that may be removed: a single layer is only a part of a block
 ACTIVATIONS = {"ReLU": "relu", "ReLU6": "relu6", "SiLU": "swish", "Swish": "swish", "Hardswish": "hard_swish",
                "HardSwish": "hard_swish", "GELU": "gelu"}  # by the class's name, torch's and timm's
-SLOW = ("swish", "hard_swish", "gelu")  # a network that has some is known by these, however many others it has
+SLOW = ("swish", "hard_swish", "gelu")  # if a network has one of these, it is its activation, even if others are more
 
 _PATCHING = Lock()
 
@@ -43,12 +43,13 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
 
     Args:
         around: The network, as `Architecture.around` names it.
-        channels: Of its images.
-        classes: That it knows.
+        channels: The number of channels of its images.
+        classes: The number of classes that it predicts.
 
     Raises:
-        ConfigError: It cannot be run so, or is made of what cannot be told.
+        ConfigError: The network cannot be run on such images, or has parts that cannot be cut.
     """
+    # 1. Run it, and record the shape of every value.
     with torch.random.fork_rng(devices=[]):
         model: Any = original(around, channels, classes, TRACED_PX).eval()
     has_tokens = is_transformer(model)
@@ -58,6 +59,7 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
         raise ConfigError(f"around={around}: it cannot be run on images of {TRACED_PX} px, which shows what may be cut "
                           f"({one_line(error, 150)}). Give another network.") from None
     _check_layers(around, model, shapes, attends and not has_tokens)
+    # 2. Find the parts that may be cut, and the operators.
     runs, blocks = _block_runs(model, shapes)
     readers = _perceptrons(model, shapes) if attends else None
     groups, writers = _groups(model, channels, shapes, blocks, readers)
@@ -65,21 +67,23 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
     operators = list(_operators(model, shapes, stages, blocks, attention))
     order = [each.stage for each in operators]
     strides = tuple(_stride(shapes[stage].writes) for stage in stages)
-    behind = [each for each in operators if each.stage > len(stages)]
-    counted = Counter(ACTIVATIONS[kind] for module in model.modules() if (kind := type(module).__name__) in ACTIVATIONS)
-    activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="relu")
+    operators_behind = [each for each in operators if each.stage > len(stages)]
+    counts = Counter(ACTIVATIONS[kind] for module in model.modules() if (kind := type(module).__name__) in ACTIVATIONS)
+    activation = max(counts, key=lambda name: (name in SLOW, counts[name]), default="relu")
+    # 3. List what each part may keep, the whole first: stages, blocks, shares of channels.
     choices: dict[str, tuple[float, ...]] = {}
-    if stages and order == sorted(order):  # else they are no row after all
-        # Half of the stages stay, and those whose maps are read behind them all, as a detector's head does.
-        read = [stage for stage, stride in enumerate(strides, 1) if stride < strides[-1] and any(
-            each.operator[5] == stride for each in behind)]
-        least = max([1, len(stages) // 2, *read])
-        choices[DEPTH] = tuple(range(len(stages), least - 1, -1))
+    if stages and order == sorted(order):  # otherwise they do not run one after the other
+        # Half of the stages stay, and so does each stage whose map is read behind them all, as by a detector's head.
+        stages_read_later = [stage for stage, stride in enumerate(strides, 1) if stride < strides[-1] and any(
+            each.operator[5] == stride for each in operators_behind)]
+        fewest_stages = max([1, len(stages) // 2, *stages_read_later])
+        choices[DEPTH] = tuple(range(len(stages), fewest_stages - 1, -1))
     choices |= {run.name: tuple(range(len(run.blocks), -1, -1)) for run in runs}
+    # Groups with one tie have one choice; a tie whose shares all give the same widths has none.
     shares = {tie: _different_shares([group for group in groups if group.tie == tie])
               for tie in dict.fromkeys(group.tie for group in groups)}
-    choices |= {WIDTH + tie: of for tie, of in shares.items() if len(of) > 1}
-    heads = {each.layer for each in behind}
+    choices |= {WIDTH + tie: tie_shares for tie, tie_shares in shares.items() if len(tie_shares) > 1}
+    heads = {each.layer for each in operators_behind}
     head = tuple(WIDTH + group.tie for group in groups if heads.intersection(writers[group.name]))
     return TracedNetwork(around, channels, classes, activation, choices, runs, tuple(blocks), tuple(groups),
                          tuple(each.operator for each in operators), stages, strides, head, writers, readers or {},
@@ -87,7 +91,7 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
 
 
 def _check_layers(around: str, model: Any, shapes: Mapping[str, _Shape], attends: bool) -> None:
-    """ConfigError for a network that is made of what cannot be told."""
+    """Raise ConfigError if a network has parts that cannot be cut."""
     for name, shape in shapes.items():
         module = model.get_submodule(name)
         if isinstance(module, nn.Conv2d) and len({*module.kernel_size}) > 1:
@@ -101,20 +105,21 @@ def _check_layers(around: str, model: Any, shapes: Mapping[str, _Shape], attends
 
 
 def list_operators(model: nn.Module, traced: TracedNetwork) -> tuple[Operator, ...]:
-    """Return the operators that a network runs which was cut out of a traced one."""
+    """Return the operators that a network runs, in order; it was cut out of a traced one."""
     shapes, _, attention = _record_forward(model, traced.channels, bool(traced.patch))
     return tuple(each.operator for each in _operators(model, shapes, traced.stages, traced.blocks, attention))
 
 
 def _different_shares(groups: Sequence[ChannelGroup]) -> tuple[float, ...]:
-    """Return the shares that leave the groups of one tie differently wide."""
+    """Return the shares that give the groups of one tie different widths, the largest first."""
     shares = SHARES[groups[0].tie.rstrip("0123456789")]
+    # Of several shares with the same widths the largest stays, as it comes last.
     by_widths = {tuple(group.kept(share) for group in groups): share for share in reversed(shares)}
     return tuple(sorted(by_widths.values(), reverse=True))
 
 
 def channels_of(module: Any) -> tuple[int, int]:
-    """Channels that an output of a layer reads, and those that the layer writes."""
+    """Return how many channels one output of a layer reads, and how many channels the layer writes."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     depthwise = module.groups > 1 and module.groups == module.in_channels
@@ -122,14 +127,14 @@ def channels_of(module: Any) -> tuple[int, int]:
 
 
 def build_graph(model: nn.Module, channels: int) -> Any:
-    """Torch-Pruning's graph of which layers' channels depend on which."""
+    """Return Torch-Pruning's graph of which layers' channels depend on each other."""
     images = torch.zeros(1, channels, TRACED_PX, TRACED_PX)
     return torch_pruning.DependencyGraph().build_dependency(model, example_inputs=images, verbose=False)
 
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Let no group of channels grow beyond MOST_DEPENDENCIES: in some graphs Torch-Pruning adds to one without end."""
+    """Raise OverflowError if a group exceeds MOST_DEPENDENCIES: in some graphs Torch-Pruning adds to one for ever."""
     library = torch_pruning.dependency.graph
 
     class Bounded(library.Group):  # type: ignore[misc, name-defined]
@@ -138,7 +143,7 @@ def _bounded() -> Iterator[None]:
                 raise OverflowError
             super().add_dep(dep, idxs)
 
-    with _PATCHING:  # one thread at a time, so that the library's own class is put back
+    with _PATCHING:  # one thread at a time; a second one would put the first one's class back, not the library's
         group, library.Group = library.Group, Bounded
         try:
             yield
@@ -147,13 +152,13 @@ def _bounded() -> Iterator[None]:
 
 
 def list_groups(graph: Any, model: Any) -> list[Any]:
-    """Torch-Pruning's groups of channels that stand and fall together, but for those that the head writes."""
+    """Return Torch-Pruning's groups of channels that must be cut together, except what the head writes."""
     head = model.get_classifier()
     return list(graph.get_all_groups(ignored_layers=[head], root_module_types=[nn.Conv2d, nn.Linear]))
 
 
 def list_writers(graph: Any, group: Any, names: Mapping[nn.Module, str]) -> list[str]:
-    """Convolutions and matrix products whose outputs a group cuts."""
+    """Return the names of the convolutions and matrix products whose outputs a group cuts."""
     return [names[dependency.target.module] for dependency, _ in group
             if graph.is_out_channel_pruning_fn(dependency.handler)
             and isinstance(dependency.target.module, nn.Conv2d | nn.Linear)]
@@ -161,8 +166,8 @@ def list_writers(graph: Any, group: Any, names: Mapping[nn.Module, str]) -> list
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Of a module's input and output, [channels, side]; () where that is no map or vector. `given` and `made` are the
-    same number where one module reads what another one writes."""
+    """The shapes of a module's input and output: [channels, side] of a map, [channels] of a vector, () of others. A
+    module reads what another one writes if its `given` equals the `made` of the other."""
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -175,14 +180,13 @@ def _record_forward(model: nn.Module, channels: int, has_tokens: bool
     """Run a network once on zeros; some of its values are tokens [n, t, c] if it `has_tokens`.
 
     Returns:
-        The shapes of all modules that ran, in their order. Whether the network weighs places of its maps by a softmax
-        over them: Torch-Pruning takes minutes for such ones. The layers behind which tokens attend to each other, with
-        the number of their channels.
+        The shapes of all modules that ran, in their order. True if a softmax weighs places of its maps: Torch-Pruning
+        takes minutes for such networks. The channels of each attention, by the name of the linear layer before it.
     """
     shapes: dict[str, _Shape] = {}
-    begun: dict[str, int] = {}  # what each module read
-    held: list[Any] = []  # so that no other value gets its place in memory
-    attention, last = dict[str, int](), [""]  # last: the layer that ran last
+    inputs: dict[str, int] = {}  # the value that each module read
+    live_values: list[Any] = []  # keeps all values in memory, so that each has an id of its own
+    attention, last_linear = dict[str, int](), [""]  # last: the linear layer that ran last
 
     def shape(module: nn.Module, values: Any) -> tuple[int, ...]:
         if has_tokens and torch.is_tensor(values) and values.ndim == 3:  # [n, t, c]: a square of them, and a few more
@@ -193,36 +197,37 @@ def _record_forward(model: nn.Module, channels: int, has_tokens: bool
             return values.shape[3], values.shape[2]
         return tuple(values.shape[1:3])
 
-    def note(module: nn.Module, given: Any, out: Any, name: str) -> None:
-        held.extend((given, out))
+    def note_output(module: nn.Module, given: Any, out: Any, name: str) -> None:
+        live_values.extend((given, out))
         if isinstance(module, nn.Linear):
-            last[:] = [name]
-        shapes[name] = _Shape(shape(module, given[0]) if len(given) == 1 else (), shape(module, out), begun[name],
-                              place(out))
+            last_linear[:] = [name]
+        shapes[name] = _Shape(shape(module, given[0]) if len(given) == 1 else (), shape(module, out), inputs[name],
+                              identity(out))
 
-    def place(value: Any) -> int:
-        return hash((id(value), getattr(value, "_version", 0)))  # what is added in place has a version of its own
+    def identity(value: Any) -> int:
+        return hash((id(value), getattr(value, "_version", 0)))  # a change in place gives a new version
 
-    def begin(module: nn.Module, given: Any, name: str) -> None:
-        begun[name] = place(given[0]) if given else 0
+    def note_input(module: nn.Module, given: Any, name: str) -> None:
+        inputs[name] = identity(given[0]) if given else 0
 
     class Watch(torch.overrides.TorchFunctionMode):
         attends: bool = False
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             out, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "")
+            # A softmax over the last axes, not over the batch or channels, weighs places of a map.
             if name == "softmax":
                 dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
                 self.attends = self.attends or not isinstance(dim, int) or dim % out.ndim > 1
             if name == "scaled_dot_product_attention":
                 self.attends = True
                 if args[0].shape == args[1].shape:
-                    attention[last[0]] = args[0].shape[1] * args[0].shape[3]
+                    attention[last_linear[0]] = args[0].shape[1] * args[0].shape[3]
             return out
 
     hooks = [hook for name, module in model.named_modules() if name for hook in (
-        module.register_forward_pre_hook(partial(begin, name=name)),
-        module.register_forward_hook(partial(note, name=name)))]
+        module.register_forward_pre_hook(partial(note_input, name=name)),
+        module.register_forward_hook(partial(note_output, name=name)))]
     with Watch() as watch, torch.no_grad():  # tensors of inference_mode have no version
         model(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
     for hook in hooks:
@@ -231,41 +236,43 @@ def _record_forward(model: nn.Module, channels: int, has_tokens: bool
 
 
 def _block_runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[BlockRun, ...], list[str]]:
-    """Runs of blocks that may go, outermost first, and all blocks of their containers."""
+    """Return the runs of blocks that may be removed, outermost first, and all blocks of their containers."""
     runs: list[BlockRun] = []
     blocks: list[str] = []
     for name, module in model.named_modules():
-        if any(f"{name}.".startswith(f"{block}.") for block in blocks):
+        if any(f"{name}.".startswith(f"{block}.") for block in blocks):  # it is inside of a block that was found
             continue
         children = [(f"{name}.{child}" if name else child, part) for child, part in module.named_children()]
-        alike = [(child, part) for child, part in children if not isinstance(part, nn.Sequential | nn.ModuleList)
-                 and sum(isinstance(each, nn.Conv2d | nn.Linear) for each in part.modules()) >= LEAST_LAYERS]
-        kinds = [type(part) for _, part in alike]
-        rows, made = [list[str]()], set[int]()  # made: what the children so far wrote
+        inner_blocks = [(child, part) for child, part in children if not isinstance(part, nn.Sequential | nn.ModuleList)
+                        and sum(isinstance(each, nn.Conv2d | nn.Linear) for each in part.modules()) >= LEAST_LAYERS]
+        kinds = [type(part) for _, part in inner_blocks]
+        rows, written_values = [list[str]()], set[int]()  # the values that the children so far wrote
         for child, part in children:
             shape = shapes.get(child)
-            # What a parent adds to a block's input, or joins with others, is not what the next one reads.
-            if shape is not None and (child, part) in alike[1:] and kinds.count(type(part)) > 1 and shape.reads and (
-                    shape.reads == shape.writes and shape.given in made):
+            # A block can be removed if it reads just what a child before it wrote: if the parent adds to that value, or
+            # joins it with others, the block reads another value. The first block of a container always stays.
+            if (shape is not None and (child, part) in inner_blocks[1:] and kinds.count(type(part)) > 1
+                    and shape.reads and (shape.reads == shape.writes and shape.given in written_values)):
                 rows[-1].append(child)
-            elif (child, part) in alike:
+            elif (child, part) in inner_blocks:
                 rows.append([])
-            made |= {shape.made} if shape is not None else set()
+            written_values |= {shape.made} if shape is not None else set()
         rows = [row for row in rows if row]
         runs += [BlockRun((name or "blocks") if len(rows) == 1 else row[0], tuple(row)) for row in rows]
-        blocks += [child for child, _ in alike] if rows else []
+        blocks += [child for child, _ in inner_blocks] if rows else []
     return tuple(runs), blocks
 
 
 def _stages(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[str, ...]:
-    """The longest row of modules of one container of which each reads what the one before it writes; of rows those that
-    change the shape most often."""
+    """Return the stages: modules of one container, each of which reads what the one before it writes. Of all such rows
+    it is the one that changes the shape most often; () if none does so twice."""
     rows: list[list[str]] = []
     for name, module in model.named_modules():
         rows.append([])
         for child, part in module.named_children():
             path = f"{name}.{child}" if name else child
             shape = shapes.get(path)
+            # A stage reads and writes maps, has children, and has layers with weights.
             if shape is None or len(shape.reads) != 2 or len(shape.writes) != 2 or shape.writes[1] < 2 or not any(
                     part.children()) or not any(isinstance(each, nn.Conv2d | nn.Linear) for each in part.modules()):
                 continue
@@ -281,7 +288,7 @@ def _stages(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[str, ...]:
 
 
 def is_transformer(model: nn.Module) -> bool:
-    """Return whether it is a plain transformer over patches of the image, as timm's ViT and DeiT: norms before
+    """Return whether it is a plain transformer over patches of the image, as timm's ViT and DeiT are: with norms before
     attention and before the perceptron, and a sum behind each."""
     timm = import_timm()
     plain = timm.models.vision_transformer
@@ -290,13 +297,13 @@ def is_transformer(model: nn.Module) -> bool:
 
 
 def _perceptrons(model: nn.Module, shapes: Mapping[str, _Shape]) -> dict[str, str]:
-    """Of each module that is two layers with nothing that learns between them, the first layer and the second."""
+    """Return each perceptron, a module whose only layers are two linear ones: the second by the name of the first."""
     pairs = {}
     for name, module in model.named_modules():
-        learning = [(part, each) for part, each in module.named_modules() if any(True for _ in each.parameters(False))]
+        layers = [(part, each) for part, each in module.named_modules() if any(True for _ in each.parameters(False))]
         if name in shapes and shapes[name].reads == shapes[name].writes and [
-                isinstance(each, nn.Linear) for _, each in learning] == [True, True]:
-            (first, writer), (second, reader) = learning
+                isinstance(each, nn.Linear) for _, each in layers] == [True, True]:
+            (first, writer), (second, reader) = layers
             if writer.out_features == reader.in_features:
                 pairs[f"{name}.{first}"] = f"{name}.{second}"
     return pairs
@@ -308,8 +315,8 @@ def _block_of(layer: str, blocks: Sequence[str]) -> str:
 
 def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], blocks: Sequence[str],
             readers: Mapping[str, str] | None) -> tuple[list[ChannelGroup], dict[str, tuple[str, ...]]]:
-    """Groups of channels that may be cut, and the layers that write each. Of a transformer, which has `readers`, those
-    between two layers."""
+    """Return the groups of channels that may be cut, and the layers that write each, by the group's name. Of a
+    transformer, which has `readers`, these are the channels between the two layers of each perceptron."""
     if readers is not None:
         inner = [ChannelGroup(first, n, f"{INNER}{_stride(shapes[first].writes)}") for first in readers
                  if (n := channels_of(model.get_submodule(first))[1]) > DIVISOR]
@@ -318,20 +325,22 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
         with _bounded():
             graph = build_graph(model, channels)
             pruned_together = list_groups(graph, model)
-    except Exception:  # it cannot follow every graph, and has errors of its own: blocks may go all the same
+    except Exception:  # some graphs it cannot follow, and it has errors of its own: blocks may still be removed
         return [], {}
     names = {module: name for name, module in model.named_modules()}
     groups: list[ChannelGroup] = []
     layers: dict[str, tuple[str, ...]] = {}
-    ran = {name: place for place, name in enumerate(shapes)}  # the graph's own order differs from process to process
+    order = {name: place for place, name in enumerate(shapes)}  # the graph's own order differs from process to process
     for group in pruned_together:
-        writers = sorted((name for name in list_writers(graph, group, names) if name in ran), key=ran.__getitem__)
+        writers = sorted((name for name in list_writers(graph, group, names) if name in order), key=order.__getitem__)
         modules = [dependency.target.module for dependency, _ in group]
         stride = _stride(shapes[writers[0]].writes) if writers else 0
         n = len(group[0].idxs)
+        # Not cut: channels of single pixels, groups too small, channels of grouped convolutions that are not depthwise.
         if not stride or n <= DIVISOR or any(isinstance(module, nn.Conv2d) and 1 < module.groups < module.in_channels
                                              for module in modules):
             continue
+        # Written inside of one block: INNER. By layers of several blocks, or by several outside: STREAM. Else OUTER.
         inside = {_block_of(writer, blocks) for writer in writers}
         kind = STREAM if len(inside) > 1 else INNER if inside != {""} else OUTER if len(writers) == 1 else STREAM
         groups.append(ChannelGroup(writers[0], n, f"{kind}{stride}"))
@@ -340,8 +349,7 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
 
 
 class _Placed(NamedTuple):
-    """An operator that runs: the layer, and the stage that it is in, from 1 on (0: before all stages; one more than
-    there are: behind them)."""
+    """An operator that runs, its layer, and its stage: from 1 on, 0 before all stages, and their number + 1 behind."""
 
     layer: str
     stage: int
@@ -350,31 +358,32 @@ class _Placed(NamedTuple):
 
 def _operators(model: nn.Module, shapes: Mapping[str, _Shape], stages: Sequence[str], blocks: Sequence[str],
                attention: Mapping[str, int]) -> Iterator[_Placed]:
-    """Yield the operators that run, in order. Attention stands behind the layer that makes what attends."""
-    is_first, behind = True, 0
+    """Yield the operators that run, in order. Attention comes after the layer that writes its inputs."""
+    is_first, stage_behind = True, 0
     for name, shape in shapes.items():
         module = model.get_submodule(name)
         if not isinstance(module, nn.Conv2d | nn.Linear):
             continue
         kernel = module.kernel_size[0] if isinstance(module, nn.Conv2d) else 1
         strides = _stride(shape.reads), _stride(shape.writes)
-        block, within = _block_of(name, blocks), _block_of(name, stages)
+        block, stage_module = _block_of(name, blocks), _block_of(name, stages)
         if is_first:
             role = "stem"
         elif not strides[0]:
-            role = "se" if within or (block and not stages) else "linear"  # also a convolution behind the pooling
+            # It reads a vector: in a stage or block as squeeze-and-excite, elsewhere as what comes behind the pooling.
+            role = "se" if stage_module or (block and not stages) else "linear"
         elif isinstance(module, nn.Conv2d) and module.groups == module.in_channels > 1:
             role = "depthwise"
         else:
             role = "pointwise" if kernel == 1 else "dense"
         is_first = False
-        stage = stages.index(within) + 1 if within else behind
-        behind = len(stages) + 1 if stage and stages else 0
+        stage = stages.index(stage_module) + 1 if stage_module else stage_behind
+        stage_behind = len(stages) + 1 if stage and stages else 0
         yield _Placed(name, stage, (block, role, *channels_of(module), kernel, *strides))
         if n := attention.get(name):
             yield _Placed(name, stage, (block, ATTENTION, n, n, 1, *strides))
 
 
 def _stride(shape: tuple[int, ...]) -> int:
-    """Side of the image over that of a map; 0 for one pixel."""
+    """Return the stride of a map, the side of the image over its own; 0 for one pixel, and for what is no map."""
     return round(TRACED_PX / shape[1]) if len(shape) == 2 and shape[1] > 1 else 0

@@ -1,9 +1,9 @@
-"""Weights of networks: safetensors files of ours, and pretrained ones of others, which begin a fine-tuning.
+"""Weights of networks: safetensors files of ours, and pretrained weights of others, from which a fine-tuning starts.
 
-Pretrained weights lie in a folder (`pretrained.folder=`, otherwise $HWNAS_WEIGHTS, then the user's own) as
-NAME.safetensors, NAME.pth, or with anything behind NAME and a dot, hyphen or underscore, as timm calls its own files.
-Facts that timm's configuration of the network does not know stand in the metadata of the safetensors file, or in a JSON
-file of the same name beside it:
+Pretrained weights are in a folder (`pretrained.folder=`, otherwise $HWNAS_WEIGHTS, then the user's own) as
+NAME.safetensors or NAME.pth. More text may follow NAME and a dot, hyphen or underscore, as in timm's own file names.
+Facts that timm's configuration lacks are in the metadata of the safetensors file, or in a JSON file of the same name
+beside it:
 
     norm     "imagenet", or "mean 0.5,0.5,0.5 std 0.5,0.5,0.5" on pixels / 255
     pad      "same": trained with TensorFlow's padding
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 
 def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None:
-    """Put a safetensors file's weights into `model`; DataError when it is torn, or of another network or classes."""
+    """Put a safetensors file's weights into `model`; DataError if it is torn, or of another network or classes."""
     put_weights(model, read_safetensors(path, label), label, classes)
 
 
 def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], label: str, classes: int) -> None:
-    """Put `tensors` into `model`, each into the one of its name; DataError when one is missing, more or of another
-    shape."""
+    """Put each of `tensors` into the tensor of its name in `model`. Raises DataError if one is missing, unknown, packed
+    or of another shape."""
     own = model.state_dict()
     missing = [name for name in own if name not in tensors] + [name for name in tensors if name not in own]
     if missing:
@@ -83,15 +83,15 @@ _FLOATS = tuple(f"torch.{name}" for name in ("float16", "bfloat16", "float32", "
 FOLDER = "HWNAS_WEIGHTS"
 POSITIONS = "pos_embed"  # what a transformer has learnt for each place of an image
 _MOST_SHOWN = 6  # names of files in an error
-_IMAGENET_CLASSES = (1000, 1001, 11821, 21841, 21843)  # whose last layer nobody expects to be kept
+_IMAGENET_CLASSES = (1000, 1001, 11821, 21841, 21843)  # with other classes, nobody expects such a last layer to stay
 _SHOWN = 3  # names of tensors in a sentence
-_LEARNT = ("weight", "bias", "gamma", "gamma_1", "gamma_2")  # ends of names; other tensors can be counted anew
+_LEARNT = ("weight", "bias", "gamma", "gamma_1", "gamma_2")  # ends of names; other tensors can be computed again
 
 
 @dataclass(frozen=True, slots=True)
 class PretrainedOptions:
-    """The start of a training: `use` asks for pretrained weights, and so does each of the others. `use` false asks for
-    random ones if pretrained ones are the rule."""
+    """The start of a training: `use` asks for pretrained weights, and so does each other option. `use` false asks for
+    random weights if pretrained ones are the rule."""
 
     use: bool | None = option(None, help="begin with pretrained weights (null: around a pretrained network only)")
     file: Path | None = option(None, check=os.path.isfile, what="the path of a file that is there", help="their file")
@@ -106,10 +106,10 @@ class PretrainedOptions:
 
 @dataclass(frozen=True, slots=True)
 class Pretrained:
-    """The weights that a timm network began with: their file's name and SHA-256, licence, origin, and the mean and std
-    (on pixels / 255, per channel of the network's images) that images must be normalised with ever after.
+    """The weights that a timm network started with: their file's name and SHA-256, licence, origin, mean and std.
 
-    `path` is where they lie, None once the network is trained and described by a file.
+    Its images must always be normalised with this mean and std, on pixels / 255, for each channel of the network's
+    images. `path` is the file, or None once the network is trained and described by a file.
     """
 
     file: str
@@ -123,17 +123,17 @@ class Pretrained:
 
     @property
     def key(self) -> str:
-        """Names the weights and the normalisation that goes with them: either one changed is another start."""
+        """The key of the weights and their normalisation: if either changes, the start is another one."""
         return hashlib.sha256(f"{self.sha256}|{self.mean}|{self.std}".encode()).hexdigest()[:12]
 
     def facts(self) -> dict[str, Any]:
-        """Plain values, all but `path`."""
+        """Return the plain values that are stored: not `path` and `is_assumed`."""
         return {"file": self.file, "sha256": self.sha256, "licence": self.licence, "origin": self.origin,
                 "mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Pretrained:
-        """Inverse of `facts`; KeyError, TypeError or ValueError for values that are none."""
+        """Read back what `facts` returned; raises KeyError, TypeError or ValueError for any other values."""
         mean, std = (tuple(float(value) for value in facts[key]) for key in ("mean", "std"))
         if len(mean) != len(std) or not all(value > 0 for value in std):
             raise ValueError("mean and std")
@@ -144,73 +144,76 @@ class Pretrained:
         return (f"`{self.file}`, SHA-256 `{self.sha256}`. Licence: {self.licence}. Origin: {self.origin}.")
 
     def load(self, model: Any, classes: int, *, with_classifier: bool = False, of_trunk: bool = False) -> str:
-        """Put the weights into a timm network, and return what is worth saying of it in one sentence, or nothing.
+        """Put the weights into a timm network, and return a sentence about it that the user should read, or nothing.
 
-        The steps: find the network's tensors in the file (`hwnas.networks.checkpoint`); adapt the stem to the images'
-        channels, as timm does (sum or repeat); resample a transformer's places; begin the classifier anew, unless the
-        file has one of as many classes. It begins with torch's values, which are smaller than those of timm's
-        EfficientNets, so that the first steps do not spoil what is known (docs/decisions/around.md).
+        A classifier of as many classes stays. Any other linear one gets torch's initial values, which are smaller than
+        timm's for EfficientNets: so the first steps do not spoil what is learnt (docs/decisions/around.md).
 
         Raises:
-            DataError: The file is torn, or another network's; the sentence names the first tensor that does not fit.
-                Or the classifier would begin anew, and `with_classifier` asks for that of the file.
+            DataError: The file is torn, or of another network; the message names the first tensor that does not fit.
+                Or it has no classifier of as many classes, which `with_classifier` asks for.
         """
         if self.path is None:
             raise DataError(f"the pretrained weights {self.file} are not at hand. Add pretrained=true.")
         if hasattr(model, "bare"):  # a head on a timm network, whose weights these are
             with torch.random.fork_rng(devices=[]):
                 whole = model.bare(classes)
-            told, given = self.load(whole, classes, of_trunk=True), whole.state_dict()
-            model.trunk.load_state_dict({name: given[name] for name in model.trunk.state_dict()})
-            return told
+            remark, state = self.load(whole, classes, of_trunk=True), whole.state_dict()
+            model.trunk.load_state_dict({name: state[name] for name in model.trunk.state_dict()})
+            return remark
+        # 1. Find the network's tensors in the file.
         label = f"pretrained weights {self.path}"
         own = model.state_dict()
-        stored, place = find_tensors(self.path, label, own)
+        stored, key = find_tensors(self.path, label, own)
         stored = _named(stored, own)
-        tensors, left_out = ({name: tensor for name, tensor in stored.items() if (name in own) == known}
-                             for known in (True, False))
+        tensors, left_out = ({name: tensor for name, tensor in stored.items() if (name in own) == is_own}
+                             for is_own in (True, False))
         heads = tuple(f"{name}." for name in modules_called(model, "classifier"))
         _refuse_deeper(label, left_out, own, heads)
-        said = [f"{place} was taken"] if place else []
+        notes = [f"{key} was taken"] if key else []
         if left_out:
             more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
-            said.append(f"left out, as the network has no such tensors: {', '.join([*left_out][:_SHOWN])}{more}")
+            notes.append(f"left out, as the network has no such tensors: {', '.join([*left_out][:_SHOWN])}{more}")
+        # 2. Adapt the stem to the images' channels, as timm does (sum or repeat).
         for name in (f"{name}.weight" for name in modules_called(model, "first_conv")):
             if name in own and name in tensors and _differs_in_channels(tensors[name], own[name]):
-                said.append(f"its stem of {tensors[name].shape[1]} channels was made one of {own[name].shape[1]}")
+                notes.append(f"its stem of {tensors[name].shape[1]} channels was made one of {own[name].shape[1]}")
                 tensors[name] = timm.models.adapt_input_conv(own[name].shape[1], tensors[name].float(),
                                                               base_chans=tensors[name].shape[1])
+        # 3. Resample what a transformer has learnt for each place of the image.
         if POSITIONS in own and POSITIONS in tensors:
             _resample_positions(model, tensors)
         if self.is_assumed:
             mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
-            said.append(f"nothing says how its images were normalised, so mean {mean} and std {std} are taken "
-                        f"({self.path.stem}.json beside it would say it)")
+            notes.append(f"nothing says how its images were normalised, so mean {mean} and std {std} are taken "
+                         f"({self.path.stem}.json beside it would say it)")
+        # 4. Replace a classifier of other classes, and add counters of batches, which some files lack.
         for name in own:
             replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
             if replaced and with_classifier:
                 raise DataError(f"{label} have no classifier of {classes} classes ({name}). Give the whole network's.")
             if replaced and name.endswith(".weight") and isinstance(
                     layer := model.get_submodule(name.removesuffix(".weight")), torch.nn.Linear):
-                layer.reset_parameters()  # in place: `own` holds it
+                layer.reset_parameters()  # in place, so `own` has the new values, too
                 if name in tensors and not of_trunk and len(tensors[name]) not in (classes, *_IMAGENET_CLASSES):
-                    said.append(f"its last layer tells {len(tensors[name])} classes apart, not {classes}, and is made "
-                                "anew")
+                    notes.append(f"its last layer tells {len(tensors[name])} classes apart, not {classes}, and is made "
+                                 "anew")
             elif name.startswith(heads) and name.endswith(".weight") and not replaced and not of_trunk:
-                said.append(f"its last layer is kept, as it tells {classes} classes apart: they must be those of the "
-                            "data, in the same order")
+                notes.append(f"its last layer is kept, as it tells {classes} classes apart: they must be those of the "
+                             "data, in the same order")
             if replaced or (name.endswith("num_batches_tracked") and name not in tensors):
                 tensors[name] = own[name]
+        # 5. Load all of them. Values that are not finite would only be seen after a long training.
         put_weights(model, tensors, label, classes)
         bad = next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None)
         if bad is not None:
             raise DataError(f"{label}: {bad!r} holds values that are not finite. Give a whole file.")
-        return f"{self.file}: {'; '.join(said)}" if said else ""
+        return f"{self.file}: {'; '.join(notes)}" if notes else ""
 
 
 def _refuse_deeper(label: str, left_out: Iterable[str], own: Iterable[str], heads: tuple[str, ...]) -> None:
-    """Raise DataError if a file has more that is learnt inside of what it has in common with the network: the same
-    layers with others between them."""
+    """Raise DataError if a file is of a deeper network: it has more learnt tensors in modules of this network, apart
+    from the classifier."""
     shared = {name.partition(".")[0] for name in own} - {name.partition(".")[0] for name in heads}
     more = [name for name in left_out if name.partition(".")[0] in shared and name.endswith(_LEARNT)]
     if more:
@@ -219,10 +222,8 @@ def _refuse_deeper(label: str, left_out: Iterable[str], own: Iterable[str], head
 
 
 def _resample_positions(model: Any, tensors: dict[str, Tensor]) -> None:
-    """Resample what a transformer has learnt for each place of images of another size, [1, t, c], in place.
-
-    Values that are of no square of places stay, and do not fit then.
-    """
+    """Resample what a transformer has learnt for each place, [1, t, c], to the network's image size, in place. Values
+    that do not belong to a square of places stay unchanged, and then do not fit."""
     with suppress(RuntimeError, ValueError, IndexError, AttributeError):
         grid = model.patch_embed.grid_size
         tensors[POSITIONS] = timm.layers.resample_abs_pos_embed(
@@ -230,20 +231,21 @@ def _resample_positions(model: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def import_timm() -> Any:
-    """The module `timm`, once it knows the names that hwnas adds; none of its own operators is missing."""
-    import_module("hwnas.networks.modules")  # which declares what is missing, and adds the names
+    """Return the module `timm`, after the names that hwnas adds are registered with it."""
+    import_module("hwnas.networks.modules")  # registers the names
     return timm
 
 
 def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tuple[Pretrained, str]:
-    """The weights of timm's network `name` for images of `channels` (1 or 3), and the padding that they need (empty:
-    the network's own).
+    """Return the weights of timm's network `name` for images of `channels` (1 or 3), and the padding that they need
+    (empty: the network's own).
 
-    MissingWeights when there are none (where was looked, how the file should be called), ConfigError when there are
-    several, DataError for a file that says of itself what cannot be.
+    Raises MissingWeights if there are none; it says which folders were searched and which name the file should have.
+    Raises ConfigError if there are several files, and DataError if the facts in a file are wrong.
     """
     _, name = trunk_of(name)
     path = options.file or _in_folders(name, options)
+    # The file's own facts come first, then timm's configuration of these very weights, then that of the network.
     facts = _facts(path)
     tag = _tagged(name, path, facts)
     mean, std = _normalisation(path, facts.get("norm"), tag or timm.get_pretrained_cfg(name))
@@ -262,46 +264,46 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
 
 
 def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -> dict[str, tuple[Pretrained, str]]:
-    """As `find_pretrained`, for each of timm's networks that has weights; MissingWeights where none of them has."""
+    """Find the weights of each network that has some, as `find_pretrained` does; MissingWeights if none of them has."""
     if options.file is not None and len(names) != 1:
         raise ConfigError(f"pretrained.file={options.file} is of one network, and there are {len(names)}. Give "
                           "pretrained.folder=DIR with a file for each.")
-    having = [name for name in names if options.file
-              or any(_in_folder(trunk_of(name)[1], folder) for folder in _folders(options))
-              or (options.download and import_timm().is_model_pretrained(trunk_of(name)[1]))]
-    return {name: find_pretrained(name, options, channels) for name in having or names}
+    networks = [name for name in names if options.file
+                or any(_in_folder(trunk_of(name)[1], folder) for folder in _folders(options))
+                or (options.download and import_timm().is_model_pretrained(trunk_of(name)[1]))]
+    return {name: find_pretrained(name, options, channels) for name in networks or names}
 
 
 def list_having(options: PretrainedOptions) -> list[str]:
-    """timm's networks whose weights lie here. MissingWeights where there are none, and none may be fetched."""
+    """Return timm's networks whose weights are here; MissingWeights if there are none, and none may be downloaded."""
     folders = _folders(options)
-    having = sorted({name for folder in folders for path in folder.glob("*") if path.suffix in ENDINGS
-                     and path.is_file() and (name := _network_of(path.stem))})
-    if not having and not options.download:
+    names = sorted({name for folder in folders for path in folder.glob("*") if path.suffix in ENDINGS
+                    and path.is_file() and (name := _network_of(path.stem))})
+    if not names and not options.download:
         raise MissingWeights(f"no pretrained weights in {' or '.join(map(str, folders))}. They are called as timm "
                              "calls networks, such as mobilenetv2_100.safetensors or resnet18.pth. Give "
                              f"pretrained.folder=DIR or {FOLDER}, or let timm fetch them: pretrained.download=true.")
-    return having
+    return names
 
 
 def find_tag(name: str, options: PretrainedOptions) -> str:
-    """The tag of the weights that lie here of timm's network `name`, as their file's name or origin says it; empty
-    where neither does. Raises what `find_pretrained` does."""
+    """Return the tag of the weights that are here of timm's network `name`, from their file's name or origin; empty if
+    neither names it. Raises errors as `find_pretrained` does."""
     path = _in_folders(name, options)
     tagged = _tagged(name, path, _facts(path))
     return str(tagged.tag) if tagged is not None else ""
 
 
 def _folders(options: PretrainedOptions) -> list[Path]:
-    """Return the folders that may hold files: the given one, or else the environment's and the user's own."""
+    """Return the folders that may have files: the given one, otherwise the environment's and the user's own."""
     if options.folder is not None:
         return [options.folder]
-    given = os.environ.get(FOLDER)
-    return [*([Path(given)] if given else []), home() / "weights"]
+    env_folder = os.environ.get(FOLDER)
+    return [*([Path(env_folder)] if env_folder else []), home() / "weights"]
 
 
 def _in_folders(name: str, options: PretrainedOptions) -> Path:
-    """The network's file in the first folder that has one; fetched where that is allowed."""
+    """Return the network's file in the first folder that has one, or download it if that is allowed."""
     folders = _folders(options)
     for folder in folders:
         if (path := _in_folder(name, folder)) is not None:
@@ -323,38 +325,37 @@ def _shown_files(folder: Path) -> str:
 
 
 def _in_folder(name: str, folder: Path) -> Path | None:
-    """NAME.safetensors or NAME.pth, otherwise the file whose name goes on with a dot, hyphen or underscore; ConfigError
-    if several may be it."""
+    """Return NAME.safetensors or NAME.pth, otherwise the file whose name goes on with a dot, hyphen or underscore; None
+    if there is none. Raises ConfigError if there are several."""
     files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in ENDINGS and path.is_file()
                    and _network_of(path.stem) == name)
-    fitting = [path for path in files if path.stem == name] or files
-    if len(fitting) > 1:
+    matches = [path for path in files if path.stem == name] or files
+    if len(matches) > 1:
         raise ConfigError(f"several files in {folder} may be the pretrained weights of {name}: "
-                          f"{', '.join(path.name for path in fitting)}. Leave one of them there, or choose: "
-                          f"pretrained.file={fitting[0]}")
-    return fitting[0] if fitting else None
+                          f"{', '.join(path.name for path in matches)}. Leave one of them there, or choose: "
+                          f"pretrained.file={matches[0]}")
+    return matches[0] if matches else None
 
 
 def _network_of(stem: str) -> str:
-    """timm's network whose weights a file of this name has: resnet50_gn.safetensors is not of resnet50. Empty for none.
-    """
+    """Return timm's network that a file name is of, or empty: the longest that fits, as resnet50_gn is not resnet50."""
     return max((name for name in import_timm().list_models() if stem == name
                 or stem.startswith((f"{name}.", f"{name}-", f"{name}_"))), key=len, default="")
 
 
 def _fetch(name: str, folder: Path) -> Path:
-    """Let timm load its own weights from its hub, and keep them in `folder` with what it says of them."""
+    """Let timm download its own weights, and store them in `folder` with the facts from timm's configuration."""
     timm = import_timm()
-    talkative = logging.getLogger("huggingface_hub")
-    level = talkative.level
-    talkative.setLevel(logging.CRITICAL)
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         model = timm.create_model(name, pretrained=True)
     except Exception as error:  # timm, its hub and the network each have errors of their own
         raise MissingWeights(f"timm cannot fetch pretrained weights of {name}: {one_line(error)}. Check the network "
                              f"connection, or put {name}.safetensors into {folder}.") from None
     finally:
-        talkative.setLevel(level)
+        logger.setLevel(level)
     about: Any = model.pretrained_cfg
     path = folder / f"{name}.{about.get('tag') or 'timm'}.safetensors"
     text = [",".join(map(str, about[key])) for key in ("mean", "std")]
@@ -368,7 +369,7 @@ def _fetch(name: str, folder: Path) -> Path:
 
 
 def _facts(path: Path) -> dict[str, str]:
-    """Return what a file's metadata and the JSON file beside it say of the weights."""
+    """Return the facts about the weights in a file's metadata and in the JSON file beside it, which has precedence."""
     facts: dict[str, str] = {}
     if is_safetensors(path):
         try:
@@ -376,18 +377,18 @@ def _facts(path: Path) -> dict[str, str]:
                 facts |= file.metadata() or {}
         except (OSError, safetensors.SafetensorError) as error:
             raise unreadable(path, f"pretrained weights {path}", error) from None
-    beside = path.with_suffix(".json")
-    if beside.is_file():
+    json_path = path.with_suffix(".json")
+    if json_path.is_file():
         try:
-            facts |= dict(read_json(beside))
+            facts |= dict(read_json(json_path))
         except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{beside} cannot be read ({error}): it must hold names and texts. Mend or remove "
+            raise DataError(f"{json_path} cannot be read ({error}): it must hold names and texts. Mend or remove "
                             "it.") from None
     return {str(key): " ".join(str(value).split())[:200] for key, value in facts.items()}
 
 
 def _normalisation(path: Path, norm: str | None, config: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std: the file's own, otherwise those of timm's configuration of the network."""
+    """Return mean and std from the file's `norm`, otherwise from timm's configuration, otherwise ImageNet's."""
     if norm is None:
         return (tuple(config.mean), tuple(config.std)) if config is not None else IMAGENET
     if norm == "imagenet":
@@ -401,11 +402,11 @@ def _normalisation(path: Path, norm: str | None, config: Any) -> tuple[tuple[flo
 
 
 def _tagged(name: str, path: Path, facts: Mapping[str, str]) -> Any:
-    """timm's configuration of the very weights, NAME.TAG, that the file is named after or that its origin names; None
-    where neither names any."""
+    """Return timm's configuration of the weights NAME.TAG, which the file's name or its origin names; None if neither
+    does."""
     models = import_timm().list_pretrained(f"{name}.*")
-    named = re.findall(rf"(?<!\w){re.escape(name)}\.\w+", f"{path.stem} {facts.get('origin', '')}")
-    return next((timm.get_pretrained_cfg(model) for model in named if model in models), None)
+    tagged_names = re.findall(rf"(?<!\w){re.escape(name)}\.\w+", f"{path.stem} {facts.get('origin', '')}")
+    return next((timm.get_pretrained_cfg(model) for model in tagged_names if model in models), None)
 
 
 def _sha256(path: Path) -> str:
@@ -419,19 +420,16 @@ def _sha256(path: Path) -> str:
 
 
 def _named(tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return `tensors` by the network's names.
-
-    Those of another package's network of the same make have other names: they are taken in their order, if each is for
-    the same (weight, bias, mean, variance) in the same shape, apart from the classifier's number of classes and the
-    channels of the stem.
-    """
+    """Return `tensors` by the network's names. Another package may have other names for all: its tensors are taken
+    in their order, if each has the same kind (weight, bias, mean, variance) and shape. Numbers of outputs, and the
+    stem's channels, may differ."""
     if {*tensors} & {*own} or len(tensors) != len(own):
         return tensors
     pairs = list(zip(tensors.items(), own.items(), strict=True))
-    alike = all(name.rpartition(".")[2] == mine.rpartition(".")[2]
-                and (tensor.shape[1:] == wanted.shape[1:] or _differs_in_channels(tensor, wanted))
-                for (name, tensor), (mine, wanted) in pairs)
-    return {mine: tensor for (_, tensor), (mine, _) in pairs} if alike else tensors
+    alike = all(name.rpartition(".")[2] == own_name.rpartition(".")[2]
+                and (tensor.shape[1:] == own_tensor.shape[1:] or _differs_in_channels(tensor, own_tensor))
+                for (name, tensor), (own_name, own_tensor) in pairs)
+    return {own_name: tensor for (_, tensor), (own_name, _) in pairs} if alike else tensors
 
 
 def _differs_in_channels(tensor: Tensor, wanted: Tensor) -> bool:
@@ -441,6 +439,6 @@ def _differs_in_channels(tensor: Tensor, wanted: Tensor) -> bool:
 
 
 def modules_called(model: nn.Module, key: str) -> tuple[str, ...]:
-    """Names of the modules that timm's configuration calls `first_conv` or `classifier`."""
+    """Return the names of the modules that timm's configuration has under `key`: `first_conv` or `classifier`."""
     names = getattr(model, "default_cfg", {}).get(key) or ()
     return (names,) if isinstance(names, str) else tuple(names)

@@ -1,9 +1,9 @@
-"""An exported ONNX network as a TFLite file: fp32, or int8 from its QDQ version.
+"""Write an exported ONNX network as a TFLite file: in fp32, or in int8 from its QDQ version.
 
-Maps lie as [n, h, w, c] there and as [n, c, h, w] in ONNX. Every value keeps the order of its axes beside it, so that a
-transposition costs nothing: the next operator that needs another order asks for it. An operator runs in int8 where all
-that it reads is dequantised and what it writes is quantised; levels of uint8 become those of int8, 128 less. All else
-runs in fp32 between DEQUANTIZE and QUANTIZE, as ONNX says it.
+Maps are [n, h, w, c] in TFLite and [n, c, h, w] in ONNX. Every value carries the order of its axes, so that a
+transposition costs nothing: the next operator that needs another order asks for it. An operator runs in int8 if all its
+inputs are dequantised and its output is quantised; uint8 levels become int8 levels, 128 less. All other operators run
+in fp32 between DEQUANTIZE and QUANTIZE, as in ONNX.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 Attributes = Mapping[str, Any]
 Order = tuple[int, ...]
-_MAPS: Order = (0, 2, 3, 1)  # ONNX's axes in the order in which a map's lie here
-_GATE = Levels(np.asarray(1 / 256, np.float32), -128)  # what LOGISTIC writes in int8, always
-_CLAMPS = {(0.0, math.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}  # that can be part of others
-# How ONNX may say which pixel is the nearest: all are the same where a map becomes larger by a whole factor.
+_MAPS: Order = (0, 2, 3, 1)  # ONNX's axes in the order of a map in TFLite
+_GATE = Levels(np.asarray(1 / 256, np.float32), -128)  # the levels that LOGISTIC always writes in int8
+_CLAMPS = {(0.0, math.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}  # can be part of an operator
+# ONNX's rules for the nearest pixel that are the same if a map becomes larger by a whole factor.
 _NEAREST = {(b"asymmetric", b"floor"), (b"half_pixel", b"round_prefer_floor"), (b"half_pixel", b"round_prefer_ceil")}
-_NAMED = 4
-_LEAST, _MOST = {"ADD": 2.0**-10, "MUL": 2.0**-16}, 2.0**8  # scales that XNNPACK's int8 kernels take, over the result's
+_NAMED = 4  # the most operators that an error names
+_LEAST, _MOST = {"ADD": 2.0**-10, "MUL": 2.0**-16}, 2.0**8  # input scales / output scale in XNNPACK's int8 kernels
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An activation: its shape in ONNX's axes, which of them lie where, and its tensors, in fp32, in int8 or both."""
+    """An activation: its shape in ONNX's axes, their order in the file, and its tensors, in fp32, in int8 or both."""
 
     shape: tuple[int, ...]
     order: Order
@@ -50,12 +50,12 @@ class Value:
 
     @property
     def laid(self) -> tuple[int, ...]:
-        """The shape as it lies in the file."""
+        """The shape in the order of the file."""
         return tuple(self.shape[axis] for axis in self.order)
 
     @property
     def tensor(self) -> tuple[int, Levels | None]:
-        """Its tensor and the levels of that: the one in int8 where there is one."""
+        """Its tensor and that tensor's levels: in int8 if there is one, otherwise in fp32 with levels None."""
         if self.int8 is not None:
             return self.int8, self.levels
         assert self.fp32 is not None
@@ -64,7 +64,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A stored tensor in ONNX's axes, with the levels that its integers stand for where it is dequantised."""
+    """A stored tensor in ONNX's axes, and the levels that give its integers a value, or None for plain numbers."""
 
     array: NDArray[Any]
     levels: Levels | None = None
@@ -81,15 +81,16 @@ class Weight:
 
 
 class _Refused(Exception):
-    """The network has what the file cannot say; the message names it."""
+    """The network has a part that a TFLite file cannot express; the message names it."""
 
 
 def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
-    """The bytes of a TFLite file for an ONNX network of one image input, for batches of `batch`.
+    """Return the bytes of a TFLite file for an ONNX network of one image input, for batches of `batch`.
 
-    It takes float32 [batch, h, w, c] and gives float32 logits. Its metadata are those of the ONNX file, with the
-    SHA-256 of that file as `onnx_sha256`. FileError names the operators, and the nodes, that cannot be written.
+    It takes float32 [batch, h, w, c] and gives float32 logits. It has the metadata of the ONNX file, and the SHA-256 of
+    that file as `onnx_sha256`. Raises FileError, which names the operators, with nodes, that cannot be written.
     """
+    # 1. Read the network, and compute every shape for this batch and everything that does not depend on the images.
     try:
         content = Path(onnx_path).read_bytes()
         proto = onnx.load_model_from_string(content)
@@ -101,6 +102,7 @@ def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
         proto = _inferred(_without_constants(_inferred(proto)))
     except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
         raise FileError(onnx_path, f"cannot be read: {one_line(error)}") from error
+    # 2. Write it operator by operator. Unknown operators are found first, other unsupported parts on the way.
     if unknown := _unknown(proto):
         raise FileError(onnx_path, f"LiteRT has no operator {unknown} here.",
                         "Choose another network, or a target of another runtime.")
@@ -117,7 +119,7 @@ def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
 
 
 def _inferred(proto: ModelProto) -> ModelProto:
-    """The network with the shape of every value."""
+    """Return the network with the shape of every value, computed anew."""
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
     del proto.graph.value_info[:]
@@ -125,48 +127,48 @@ def _inferred(proto: ModelProto) -> ModelProto:
 
 
 def _without_constants(proto: ModelProto) -> ModelProto:
-    """The network, in place, with every node that no image decides replaced by its result, shapes of maps included."""
-    known = {weight.name: weight for weight in proto.graph.initializer}
+    """Replace every node that does not depend on the images by its result, in place; shapes of maps are such, too."""
+    constants = {weight.name: weight for weight in proto.graph.initializer}
     shapes = _shapes(proto)
-    kept = []
+    nodes = []
     for node in proto.graph.node:
         if node.op_type == "Shape" and not node.attribute and 0 not in shapes.get(node.input[0], (0,)):
             results: list[Any] = [np.asarray(shapes[node.input[0]], np.int64)]
-        elif node.op_type.endswith("Linear") or not all(name in known for name in node.input if name):
-            kept.append(node)
+        elif node.op_type.endswith("Linear") or not all(name in constants for name in node.input if name):
+            nodes.append(node)
             continue
         else:
-            feeds = {name: onnx.numpy_helper.to_array(known[name]) for name in node.input if name}
+            feeds = {name: onnx.numpy_helper.to_array(constants[name]) for name in node.input if name}
             results = list(onnx.reference.ReferenceEvaluator(node).run(None, feeds))
         for name, result in zip(node.output, results, strict=True):
-            known[name] = onnx.numpy_helper.from_array(np.asarray(result), name)
-            proto.graph.initializer.append(known[name])
+            constants[name] = onnx.numpy_helper.from_array(np.asarray(result), name)
+            proto.graph.initializer.append(constants[name])
     del proto.graph.node[:]
-    proto.graph.node.extend(kept)
+    proto.graph.node.extend(nodes)
     return proto
 
 
 def _shapes(proto: ModelProto) -> dict[str, tuple[int, ...]]:
-    """The shapes of a network's values; an axis that is not known is 0."""
+    """Return the shapes of a network's values by name; the size of an unknown axis is 0."""
     infos = [*proto.graph.input, *proto.graph.value_info, *proto.graph.output]
     return {info.name: tuple(axis.dim_value for axis in info.type.tensor_type.shape.dim) for info in infos}
 
 
 def _unknown(proto: ModelProto) -> str:
-    """Kinds of operators that cannot be written, each with the name of its first node; empty where all can. The first
-    four are named."""
-    seen: dict[str, str] = {}
+    """Return text that names the first four kinds of operators that cannot be written, each with its first node; empty
+    if all can."""
+    first_nodes: dict[str, str] = {}
     graph = Graph(proto)
     for node in proto.graph.node:
         divided = graph.producer.get(node.input[0]) if node.op_type == "Erf" else None  # of a GELU
         if node.op_type not in _LOWERED and not (divided is not None and graph.gelu_of(divided.input[0])):
-            seen.setdefault(node.op_type, node.name)
-    named = [f"{kind} ({name})" if name else kind for kind, name in sorted(seen.items())]
-    return ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more" if named[_NAMED:] else "")
+            first_nodes.setdefault(node.op_type, node.name)
+    names = [f"{kind} ({name})" if name else kind for kind, name in sorted(first_nodes.items())]
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
 
 
 class _Lowering:
-    """One pass over the nodes, in their order, which ONNX guarantees to be one of execution."""
+    """One pass over the nodes in their order, in which, as ONNX guarantees, they can run."""
 
     def __init__(self, proto: ModelProto) -> None:
         self.graph = Graph(proto)
@@ -179,8 +181,8 @@ class _Lowering:
         self.outputs = [info.name for info in proto.graph.output]
 
     def file(self, metadata: Mapping[str, str]) -> bytes:
-        """Write every node, and pack the file."""
-        ends = {}
+        """Write every node, and return the bytes of the file."""
+        ends = {}  # tensors of the inputs
         for name in self.inputs:
             shape = self.shapes[name]
             value = Value(shape, _MAPS if len(shape) == 4 else tuple(range(len(shape))))
@@ -188,6 +190,7 @@ class _Lowering:
             self.values[name] = replace(value, fp32=ends[name])
         for node in self.graph.proto.graph.node:
             if node.output[0] not in self.done:
+                # `a` is short for the node's attributes, here and in all functions below.
                 a = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
                 _LOWERED[node.op_type](self, node, a)
         results = {name: self.fp32(self.laid(self.values[name], tuple(range(len(self.shapes[name])))), name)
@@ -197,46 +200,47 @@ class _Lowering:
     # What operators read
 
     def read(self, name: str) -> Value:
-        """The activation called `name`."""
+        """Return the activation called `name`."""
         if name not in self.values:
             raise _Refused(f"{name}, which does not depend on the images")
         return self.values[name]
 
     def stored(self, node: NodeProto, index: int) -> Weight:
-        """The weight that `node` reads at `index`."""
+        """Return the weight that `node` reads at `index`."""
         name = node.input[index]
         if name not in self.weights:
             raise _Refused(f"{node.op_type} {node.name}, whose input {index} is computed")
         return self.weights[name]
 
     def optional(self, node: NodeProto, index: int) -> Weight | None:
-        """As `stored`, None where the node has no such input."""
+        """Return the weight as `stored` does, or None if the node has no such input."""
         return self.stored(node, index) if len(node.input) > index and node.input[index] else None
 
     def fp32(self, value: Value, name: str) -> int:
-        """The tensor of an activation in fp32."""
+        """Return the tensor of an activation in fp32, dequantised if need be."""
         if value.fp32 is not None:
             return value.fp32
         assert value.int8 is not None
         return self.step("DEQUANTIZE", [value.int8], value.laid, f"{name}/fp32", version=2)
 
     def laid(self, value: Value, order: Order) -> Value:
-        """The activation with its axes in `order`."""
+        """Return the activation with its axes in `order`, transposed if need be."""
         if value.order == order:
             return value
-        around = [value.order.index(axis) for axis in order]
-        moved = replace(value, order=order, fp32=None, int8=None)
+        permutation = [value.order.index(axis) for axis in order]
+        result = replace(value, order=order, fp32=None, int8=None)
+        # The axes longer than 1, in the old order and in the new one.
         long = [[axis for axis in each if value.shape[axis] > 1] for each in (value.order, order)]
         source, levels = value.tensor
         label = f"transposed_{source}_{order}"
-        if long[0] == long[1]:  # only axes of one value change their places
-            whole = _open(moved.laid)
-            index = self.step("RESHAPE", [source, self._numbers(whole)], moved.laid, label, "ReshapeOptions", levels,
+        if long[0] == long[1]:  # only axes of length 1 change their places, so no value moves
+            whole = _open(result.laid)
+            index = self.step("RESHAPE", [source, self._numbers(whole)], result.laid, label, "ReshapeOptions", levels,
                               version=1, newShape=whole)
         else:
-            index = self.step("TRANSPOSE", [source, self._numbers(around)], moved.laid, label, "TransposeOptions",
+            index = self.step("TRANSPOSE", [source, self._numbers(permutation)], result.laid, label, "TransposeOptions",
                               levels)
-        return replace(moved, int8=index) if levels else replace(moved, fp32=index)
+        return replace(result, int8=index) if levels else replace(result, fp32=index)
 
     def _numbers(self, values: Sequence[int]) -> int:
         return self.made.constant(f"numbers_{'_'.join(map(str, values))}", np.asarray(values, np.int32))
@@ -245,13 +249,13 @@ class _Lowering:
 
     def step(self, kind: str, operands: list[int], shape: Sequence[int], label: str, options: str = "",
              levels: Levels | None = None, **values: Any) -> int:
-        """The tensor that an operator within a node writes, int8 where it has `levels`."""
+        """Append an operator, which may be a part of a node, and return its output tensor, int8 if it has `levels`."""
         index = self.made.tensor(label, shape, levels)
         self.made.operator(kind, operands, [index], options, **{"version": 2 if levels else 1, **values})
         return index
 
     def levels_of(self, name: str) -> Levels | None:
-        """The levels that `name` is quantised to; None where nothing quantises it."""
+        """Return the levels to which `name` is quantised; None if nothing quantises it."""
         for reader in self.graph.consumers.get(name, []):
             if reader.op_type == "QuantizeLinear" and reader.input[0] == name:
                 return _levels(self.stored(reader, 1).array, self.stored(reader, 2).array)
@@ -259,29 +263,30 @@ class _Lowering:
 
     def write(self, kind: str, operands: list[int], name: str, order: Order, levels: Levels | None, label: str,
               options: str = "", **values: Any) -> None:
-        """An operator whose result is the activation `name`, int8 where it has `levels`; it is known by `label`."""
+        """Append an operator that writes the activation `name`, int8 if it has `levels`; `label` names the tensor."""
         value = Value(self.shapes[name], order)
         index = self.step(kind, operands, value.laid, label, options, levels, **values)
         self.values[name] = replace(value, int8=index, levels=levels) if levels else replace(value, fp32=index)
 
     def in_fp32(self, kind: str, node: NodeProto, output: str, options: str = "", **values: Any) -> None:
-        """An operator of one input that runs in fp32, and its result, which is called `output`."""
+        """Append an operator of one input that runs in fp32; its result is the activation `output`."""
         value = self.read(node.input[0])
         self.write(kind, [self.fp32(value, node.name)], output, value.order, None, node.name, options, **values)
 
     def after_clamp(self, node: NodeProto, output: str, levels_of: Callable[[str], Levels | None]
                     ) -> tuple[str, int, Levels | None]:
-        """The activation that `node` writes once its clamp is part of it: name, fused activation, levels."""
+        """Return the activation that `node` writes, with the clamp behind it if possible: name, clamp, levels."""
         readers = self.graph.consumers.get(output, [])
         activations = schema().ActivationFunctionType
         fused = activations.NONE
+        # A clamp becomes part of the node if TFLite has it, or if the int8 levels end at its bounds anyway.
         if len(readers) == 1 and readers[0].op_type in ("Relu", "Clip") and output not in self.outputs:
             clamped = readers[0].output[0]
             low, high = self._bounds(readers[0])
             levels = levels_of(clamped)
             if (low, high) in _CLAMPS:
                 fused = getattr(activations, _CLAMPS[low, high])
-            if (low, high) in _CLAMPS or (levels is not None and _within(levels, low, high)):  # levels end there anyway
+            if (low, high) in _CLAMPS or (levels is not None and _within(levels, low, high)):
                 self.done.add(clamped)
                 return clamped, fused, levels
         return output, fused, levels_of(output)
@@ -289,18 +294,18 @@ class _Lowering:
     def _bounds(self, node: NodeProto) -> tuple[float, float]:
         if node.op_type == "Relu":
             return 0.0, math.inf
-        said = {each.name: each.f for each in node.attribute}  # before opset 11
+        attributes = {each.name: each.f for each in node.attribute}  # before opset 11
         bounds = [self.optional(node, index) for index in (1, 2)]
-        low, high = (said.get(name) if each is None else float(each.numbers)
+        low, high = (attributes.get(name) if each is None else float(each.numbers)
                      for name, each in zip(("min", "max"), bounds, strict=True))
         return -math.inf if low is None else low, math.inf if high is None else high
 
     def whole_int8(self, inputs: Sequence[Value], output: str) -> Levels | None:
-        """The levels that a node's result has in int8, None where it must run in fp32."""
+        """Return the levels of a node's result in int8; None if the node must run in fp32."""
         return self.levels_of(output) if all(value.int8 is not None for value in inputs) else None
 
     def source(self, value: Value, levels: Levels | None, name: str) -> int:
-        """The tensor that an operator reads: int8 where it writes `levels`."""
+        """Return the tensor that an operator reads: in int8 if the operator writes `levels`, otherwise in fp32."""
         if levels is None:
             return self.fp32(value, name)
         assert value.int8 is not None
@@ -308,7 +313,7 @@ class _Lowering:
 
     def padded(self, value: Value, pads: Sequence[int], levels: Levels | None, label: str, filler: float = 0.0
                ) -> int:
-        """The tensor of a map with [top, left, bottom, right] more pixels."""
+        """Return the tensor of a map with [top, left, bottom, right] more pixels."""
         source = self.source(value, levels, label)
         if not any(pads):
             return source
@@ -317,14 +322,14 @@ class _Lowering:
         levels = value.levels if levels else None
         kind, operands = "PAD", [source, self.made.constant(f"{label}/pads", np.array(
             [[0, 0], [top, bottom], [left, right], [0, 0]], np.int32))]
-        if filler != 0:
+        if filler != 0:  # in int8 only of a max pooling, which pads with the least level
             least = np.asarray(-128, np.int8) if levels else np.asarray(filler, np.float32)
             kind, operands = "PADV2", [*operands, self.made.constant(f"{label}/filler", least, levels)]
         return self.step(kind, operands, shape, f"{label}/pad", "PadOptions" if filler == 0 else "PadV2Options", levels)
 
 
 def _levels(scale: NDArray[Any], zero: NDArray[Any]) -> Levels:
-    """ONNX's levels of uint8 or int8 as those of int8."""
+    """Return ONNX's levels of uint8 or int8 as levels of int8."""
     if zero.dtype not in (np.uint8, np.int8) or zero.size != 1:
         raise _Refused(f"levels of {zero.dtype} with {zero.size} zero points; uint8 and int8 with one are what it has")
     shift = 128 if zero.dtype == np.uint8 else 0
@@ -332,20 +337,20 @@ def _levels(scale: NDArray[Any], zero: NDArray[Any]) -> Levels:
 
 
 def _within(levels: Levels, low: float, high: float) -> bool:
-    """Return whether the levels end where a clamp to `low`..`high` does, to half a level."""
+    """Return whether the levels end inside of `low`..`high`, to half a level, so that a clamp changes nothing."""
     scale = float(levels.scale)
     first, last = (-128 - levels.zero) * scale, (127 - levels.zero) * scale
     return first >= low - scale / 2 and last <= high + scale / 2
 
 
 def _same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
-    """Return how much TensorFlow's "same" adds before and behind."""
+    """Return how many pixels TensorFlow's "same" padding adds before and behind a side."""
     total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2
 
 
 def _open(shape: Sequence[int]) -> list[int]:
-    """A shape whose batch stays open, for interpreters that resize the input."""
+    """Return a shape whose batch stays open, for interpreters that resize the input."""
     return [-1, *shape[1:]]
 
 
@@ -356,7 +361,8 @@ def _check_window(node: NodeProto, a: Attributes) -> None:
 
 def _quantize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     value = self.read(node.input[0])
-    levels = _levels(self.stored(node, 1).array, self.stored(node, 2).array)  # its own: others may read the same tensor
+    # Its own levels: the same tensor may be quantised to others for another reader.
+    levels = _levels(self.stored(node, 1).array, self.stored(node, 2).array)
     if value.int8 is None or value.levels is None or not value.levels.same(levels):
         source, is_int8 = value.tensor
         index = self.step("QUANTIZE", [source], value.laid, node.name, levels=levels, version=2 if is_int8 else 1)
@@ -365,7 +371,7 @@ def _quantize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 
 def _dequantize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-    if node.input[0] in self.values:
+    if node.input[0] in self.values:  # an activation; what follows is for weights
         self.values[node.output[0]] = self.values[node.input[0]]
         return
     array, scale = self.stored(node, 0).array, self.stored(node, 1).array
@@ -389,6 +395,7 @@ def _conv(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     depthwise = group > 1 and group == value.shape[1] and weight.array.shape[1] == 1
     options: dict[str, Any] = {"strideH": strides[0], "strideW": strides[1], "dilationHFactor": dilations[0],
                                "dilationWFactor": dilations[1], "fusedActivationFunction": fused}
+    # TFLite's "same" padding costs no operator of its own; any other padding does.
     pads = a.get("pads", [0, 0, 0, 0])
     same = [_same_padding(value.shape[2 + axis], weight.array.shape[2 + axis], strides[axis], dilations[axis])
             for axis in (0, 1)]
@@ -397,11 +404,12 @@ def _conv(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     else:
         source = self.padded(value, pads, levels, node.name)
         options["padding"] = schema().Padding.VALID
-    turned, axis = (weight.array.transpose(1, 2, 3, 0), 3) if depthwise else (weight.array.transpose(0, 2, 3, 1), 0)
+    # Weights: ONNX has [out, in, h, w], TFLite [out, h, w, in], or [1, h, w, out] if depthwise.
+    array, axis = (weight.array.transpose(1, 2, 3, 0), 3) if depthwise else (weight.array.transpose(0, 2, 3, 1), 0)
     if depthwise:
-        turned = turned.reshape(1, *turned.shape[1:])
+        array = array.reshape(1, *array.shape[1:])
         options["depthMultiplier"] = weight.array.shape[0] // value.shape[1]
-    operands = [source, *_weights(self, node, replace(weight, array=turned), axis, bias, levels)]
+    operands = [source, *_weights(self, node, replace(weight, array=array), axis, bias, levels)]
     self.write("DEPTHWISE_CONV_2D" if depthwise else "CONV_2D", operands, output, _MAPS, levels, node.name,
                "DepthwiseConv2DOptions" if depthwise else "Conv2DOptions",
                version=6 if group > 1 and not depthwise else 3 if levels else 1, **options)
@@ -414,7 +422,7 @@ def _int8_weights(weight: Weight, bias: Weight | None) -> bool:
 
 def _weights(self: _Lowering, node: NodeProto, weight: Weight, axis: int, bias: Weight | None, levels: Levels | None
              ) -> list[int]:
-    """The tensors of weights, channels along `axis`, and of a bias, zeros where there is none."""
+    """Return the tensors of weights, with channels along `axis`, and of a bias, zeros if there is none."""
     channels = weight.array.shape[axis]
     label = f"{node.name}/weight", f"{node.name}/bias"
     if weight.levels is not None:
@@ -424,12 +432,13 @@ def _weights(self: _Lowering, node: NodeProto, weight: Weight, axis: int, bias: 
         return [self.made.constant(label[0], np.ascontiguousarray(weight.numbers)),
                 self.made.constant(label[1], np.ascontiguousarray(np.broadcast_to(numbers, channels)))]
     assert weight.levels is not None
-    read = self.read(node.input[0]).levels
-    assert read is not None
-    summed = Levels(np.asarray(read.scale * weight.levels.scale, np.float32))
+    input_levels = self.read(node.input[0]).levels
+    assert input_levels is not None
+    # The bias is added to the int32 sums, so its scale is the input's times the weights'.
+    bias_levels = Levels(np.asarray(input_levels.scale * weight.levels.scale, np.float32))
     array = np.zeros(channels, np.int32) if bias is None else bias.array
     return [self.made.constant(label[0], np.ascontiguousarray(weight.array), weight.levels),
-            self.made.constant(label[1], array, summed)]
+            self.made.constant(label[1], array, bias_levels)]
 
 
 def _gemm(self: _Lowering, node: NodeProto, a: Attributes) -> None:
@@ -457,14 +466,15 @@ def _binary(kind: str) -> Callable[[_Lowering, NodeProto, Attributes], None]:
         if node.op_type == "Div" and (gelu := self.graph.gelu_of(node.input[0])):
             _gelu(self, node, gelu)
             return
+        # Two maps can be added or multiplied in int8; with a weight, the operator runs in fp32.
         order = self.values[first].order
         maps = [self.laid(self.values[name], order) for name in node.input
                 if name in self.values and len(self.values[name].order) == len(order)]
-        two = len(maps) == len(node.input)
+        both_maps = len(maps) == len(node.input)
         output, fused, levels = self.after_clamp(
             node, node.output[0],
-            lambda name: _rescaled(kind, maps, self.whole_int8(maps, name)) if two and kind in _LEAST else None)
-        if two:
+            lambda name: _rescaled(kind, maps, self.whole_int8(maps, name)) if both_maps and kind in _LEAST else None)
+        if both_maps:
             operands = [self.source(value, levels, f"{node.name}/{index}") for index, value in enumerate(maps)]
         else:
             operands = [_operand(self, node, name, order) for name in node.input]
@@ -474,7 +484,7 @@ def _binary(kind: str) -> Callable[[_Lowering, NodeProto, Attributes], None]:
 
 
 def _rescaled(kind: str, maps: Sequence[Value], levels: Levels | None) -> Levels | None:
-    """The levels, if the delegate takes an operator whose scales lie that far apart. Else it is quicker in fp32."""
+    """Return the levels if the delegate takes an operator with these scales, otherwise None: fp32 is then quicker."""
     if levels is None:
         return None
     scales = [float(value.levels.scale) for value in maps if value.levels is not None]
@@ -483,7 +493,7 @@ def _rescaled(kind: str, maps: Sequence[Value], levels: Levels | None) -> Levels
 
 
 def _operand(self: _Lowering, node: NodeProto, name: str, order: Order) -> int:
-    """An operand of a sum or product in fp32: an activation, or a weight with its axes in `order`."""
+    """Return an operand of a sum or product in fp32: an activation, or a weight, with its axes in `order`."""
     if name in self.values:
         value = self.values[name]
         if len(value.order) != len(order):
@@ -498,7 +508,7 @@ def _operand(self: _Lowering, node: NodeProto, name: str, order: Order) -> int:
 
 
 def _gelu(self: _Lowering, node: NodeProto, output: str) -> None:
-    """GELU, which torch exports as five nodes."""
+    """Write a GELU, which torch exports as five nodes."""
     following = node.output[0]
     for kind in ("Erf", "Add", "Mul", "Mul"):
         reader = next(each for each in self.graph.consumers[following] if each.op_type == kind)
@@ -519,7 +529,7 @@ def _sigmoid(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 
 def _hard_sigmoid(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-    """max(0, min(1, alpha x + beta)), as min(6, max(0, 6 alpha x + 6 beta)) / 6."""
+    """Write max(0, min(1, alpha x + beta)) as min(6, max(0, 6 alpha x + 6 beta)) / 6."""
     value, activations = self.read(node.input[0]), schema().ActivationFunctionType
     alpha, beta = round(6 * a.get("alpha", 0.2), 6), 6 * a.get("beta", 0.5)
     source = self.fp32(value, node.name)
@@ -536,11 +546,11 @@ def _hard_sigmoid(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 
 def _clamp(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-    """Relu and Clip that are not part of what stands before them."""
+    """Write a Relu or Clip that is not part of the operator before it."""
     value, (low, high) = self.read(node.input[0]), self._bounds(node)
-    known = {**_CLAMPS, (0.0, 1.0): "RELU_0_TO_1"}
+    clamps = {**_CLAMPS, (0.0, 1.0): "RELU_0_TO_1"}
     source = self.fp32(value, node.name)
-    steps = [(known[low, high], None)] if (low, high) in known else [
+    steps = [(clamps[low, high], None)] if (low, high) in clamps else [
         (kind, bound) for kind, bound in (("MAXIMUM", low), ("MINIMUM", high)) if math.isfinite(bound)]
     for number, (kind, bound) in enumerate(steps):
         operands, options = [source], ""
@@ -553,7 +563,7 @@ def _clamp(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 
 def _mean(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-    """GlobalAveragePool and ReduceMean, which keeps its axes."""
+    """Write a GlobalAveragePool, or a ReduceMean that keeps its axes."""
     value = self.read(node.input[0])
     usual = (2, 3) if node.op_type == "GlobalAveragePool" else range(len(value.shape))
     axes = [axis % len(value.shape) for axis in a.get("axes", usual)]
@@ -569,8 +579,8 @@ def _mean(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 
 def _pool(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-    """Pooling over windows. Padding, and what ceil_mode adds behind, are pixels of their own before it; an average that
-    leaves padding out is corrected behind it."""
+    """Write a pooling over windows. An operator before it adds padding, and the pixels that ceil_mode needs at the end;
+    one behind it corrects an average that leaves padding out."""
     _check_window(node, a)
     if any(step != 1 for step in a.get("dilations", [1, 1])) or len(a["kernel_shape"]) != 2 or len(node.output) > 1:
         raise _Refused(f"{node.op_type} {node.name}, which is dilated, of other axes or tells places")
@@ -578,13 +588,14 @@ def _pool(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     average, name = node.op_type == "AveragePool", node.output[0]
     kernel, strides, pads = a["kernel_shape"], a.get("strides", [1, 1]), list(a.get("pads", [0, 0, 0, 0]))
     shape = self.shapes[name]
+    # The pixels behind the map that the last windows read: padding, and perhaps more with ceil_mode.
     ends = [max((shape[2 + axis] - 1) * strides[axis] + kernel[axis] - value.shape[2 + axis] - pads[axis], 0)
             for axis in (0, 1)]
     counts = _counts(value.shape[2:], shape[2:], kernel, strides, pads, bool(a.get("count_include_pad", 0)))
     correction = math.prod(kernel) / counts if average else np.ones_like(counts)
     exact = bool((correction == 1).all())
-    # An average of int8 leaves the delegate, and then takes five times as long as in fp32. Levels pass a maximum
-    # unchanged: what it reads decides, and QUANTIZE follows where others are asked for.
+    # The delegate does not take an average in int8, which then takes five times as long as in fp32. A maximum keeps the
+    # levels of its input; QUANTIZE follows if the output has others.
     levels = value.levels if value.int8 is not None and not average and self.levels_of(name) else None
     filler = 0.0 if average or self.graph.non_negative(_plain(self, node.input[0])) else float(np.finfo("f4").min)
     source = self.padded(value, [*pads[:2], *ends], levels, node.name, filler)
@@ -598,7 +609,7 @@ def _pool(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 
 def _plain(self: _Lowering, name: str) -> str:
-    """The activation that a dequantised one was before its pair."""
+    """Return the name of the activation before its pair, if `name` is a dequantised one."""
     for _ in range(2):
         node = self.graph.producer.get(name)
         if node is not None and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
@@ -608,8 +619,8 @@ def _plain(self: _Lowering, name: str) -> str:
 
 def _counts(before: Sequence[int], after: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
             pads: Sequence[int], with_pads: bool) -> NDArray[np.float64]:
-    """Return how many pixels each window [h, w] of an average counts: those of the map, and of the padding if it
-    counts. Pixels beyond both, which ceil_mode reaches, never count."""
+    """Return how many pixels each window [h, w] of an average counts: pixels of the map, and of the padding if
+    `with_pads`. Pixels beyond both, which ceil_mode reaches, never count."""
     sides = []
     for axis in (0, 1):
         starts = np.arange(after[axis]) * strides[axis] - pads[axis]
@@ -619,7 +630,7 @@ def _counts(before: Sequence[int], after: Sequence[int], kernel: Sequence[int], 
 
 
 def _flatten(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-    """Flatten and Reshape, by the shape that they give; levels pass."""
+    """Write a Flatten or Reshape, by the shape of its output; levels stay the same."""
     value, shape = self.read(node.input[0]), self.shapes[node.output[0]]
     if not shape or shape[0] != value.shape[0]:
         raise _Refused(f"{node.op_type} {node.name}, which changes the batch")
@@ -631,12 +642,12 @@ def _flatten(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 
 def _resize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-    """Each pixel several times along both sides; levels pass."""
+    """Write a Resize that repeats each pixel along both sides; levels stay the same."""
     value, shape = self.laid(self.read(node.input[0]), _MAPS), self.shapes[node.output[0]]
-    where = (a.get("coordinate_transformation_mode", b"half_pixel"), a.get("nearest_mode", b"round_prefer_floor"))
+    rule = (a.get("coordinate_transformation_mode", b"half_pixel"), a.get("nearest_mode", b"round_prefer_floor"))
     is_whole = shape[:2] == value.shape[:2] and all(after % before == 0 for after, before in zip(
         shape[2:], value.shape[2:], strict=True))
-    if a.get("mode", b"nearest") != b"nearest" or where not in _NEAREST or not is_whole:
+    if a.get("mode", b"nearest") != b"nearest" or rule not in _NEAREST or not is_whole:
         raise _Refused(f"Resize {node.name}, which is not of nearest pixels, a whole number of times")
     source, levels = value.tensor
     self.write("RESIZE_NEAREST_NEIGHBOR", [source, self._numbers(shape[2:])], node.output[0], _MAPS, levels, node.name,
@@ -644,10 +655,10 @@ def _resize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 
 def _transpose(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-    """Only the axes' names change: nothing is written."""
-    value, around = self.read(node.input[0]), tuple(a["perm"])
-    self.values[node.output[0]] = replace(value, shape=tuple(value.shape[axis] for axis in around),
-                                          order=tuple(around.index(axis) for axis in value.order))
+    """Change only the axes' numbers: nothing is written."""
+    value, permutation = self.read(node.input[0]), tuple(a["perm"])
+    self.values[node.output[0]] = replace(value, shape=tuple(value.shape[axis] for axis in permutation),
+                                          order=tuple(permutation.index(axis) for axis in value.order))
 
 
 def _identity(self: _Lowering, node: NodeProto, a: Attributes) -> None:
@@ -655,7 +666,7 @@ def _identity(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 
 def _layer_norm(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-    """(x - mean) / sqrt(variance + epsilon) * gain + bias over the last axis, in fp32."""
+    """Write (x - mean) / sqrt(variance + epsilon) * gain + bias over the last axis, in fp32."""
     value = self.read(node.input[0])
     last = len(value.shape) - 1
     if a.get("axis", -1) % len(value.shape) != last or len(node.output) > 1:
@@ -687,6 +698,7 @@ def _concat(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     order, name = values[0].order, node.output[0]
     values = [self.laid(value, order) for value in values]
     levels = self.whole_int8(values, name)
+    # In int8 all inputs must have the levels of the output.
     if levels is not None and not all(value.levels is not None and value.levels.same(levels) for value in values):
         operands = [self.step("QUANTIZE", [self.source(value, levels, node.name)], value.laid,
                               f"{node.name}/{index}/levels", levels=levels)
@@ -699,7 +711,7 @@ def _concat(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 def _slices(self: _Lowering, node: NodeProto, value: Value, parts: Sequence[tuple[str, dict[int, tuple[int, int]]]]
             ) -> None:
-    """Each part is a name, and begin and end along some axes; levels pass."""
+    """Write a slice for each of `parts`: a name, and begin and end along some axes; levels stay the same."""
     source, levels = value.tensor
     for number, (name, ends) in enumerate(parts):
         begin = [ends.get(axis, (0, 0))[0] for axis in value.order]
@@ -728,7 +740,7 @@ def _slice(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 
 def _pad(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-    """A Pad that is no part of the convolution or pooling behind it."""
+    """Write a Pad that is not part of the convolution or pooling behind it."""
     value, amounts = self.laid(self.read(node.input[0]), _MAPS), self.stored(node, 1).array
     filler = self.optional(node, 2)
     if a.get("mode", b"constant") != b"constant" or len(node.input) > 3 or len(amounts) != 8 or any(

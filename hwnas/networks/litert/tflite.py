@@ -1,4 +1,4 @@
-"""TFLite files: tensors and operators added one by one, packed into a flatbuffer; and what a file says of itself.
+"""Write TFLite files, tensor by tensor and operator by operator, and read the description in a file.
 
 The schema ships with LiteRT: https://github.com/google-ai-edge/LiteRT, tflite/schema/schema.fbs.
 """
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 SUFFIX = ".tflite"
 _IDENTIFIER = b"TFL3"
 _ALIGNMENT = 16  # bytes; kernels read weights as vectors
-_METADATA = "hwnas"  # the name of our entry in a file's metadata: JSON
+_METADATA = "hwnas"  # the name of our entry in a file's metadata; its content is JSON
 _TYPES = {"float32": "FLOAT32", "int8": "INT8", "int32": "INT32"}
 
 
 @cache
 def schema() -> Any:
-    """The module of the file format's classes; ConfigError where LiteRT is not installed."""
+    """Return the module with the classes of the file format; raises ConfigError if LiteRT is not installed."""
     if find_spec("ai_edge_litert") is None:
         raise ConfigError("LiteRT is not installed. Install it: pip install 'hwnas[edge]'")
     import ai_edge_litert.schema_py_generated as module
@@ -42,20 +42,20 @@ def schema() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The numbers that int8 means: (level - zero) * scale, with one scale, or one for each channel along `axis`."""
+    """The numbers behind int8 values: (level - zero) * scale, with one scale, or one for each channel along `axis`."""
 
     scale: NDArray[np.float32]
     zero: int = 0
     axis: int = 0
 
     def same(self, other: Levels) -> bool:
-        """Return whether a level means the same number in both."""
+        """Return whether a level is the same number in both."""
         return self.zero == other.zero and np.array_equal(self.scale, other.scale)
 
 
 @dataclass(slots=True)
 class TfliteFile:
-    """A graph of one subgraph under construction. Tensors are known by their index."""
+    """A file with one graph under construction. An index refers to a tensor."""
 
     _tensors: list[Any] = field(default_factory=list)
     _operators: list[Any] = field(default_factory=list)
@@ -65,7 +65,8 @@ class TfliteFile:
 
     def tensor(self, name: str, shape: Sequence[int], levels: Levels | None = None, kind: str = "",
                data: NDArray[Any] | None = None) -> int:
-        """A new tensor: int8 where it has `levels`, otherwise float32, or of the `kind` given; `data` for weights."""
+        """Add a tensor, with `data` if it is a weight; return its index. Type: `kind`, or int8 if it has `levels`, or
+        float32."""
         s = schema()
         tensor = s.TensorT()
         tensor.name, tensor.shape = name, list(map(int, shape))
@@ -81,7 +82,7 @@ class TfliteFile:
         return len(self._tensors) - 1
 
     def constant(self, name: str, array: NDArray[Any], levels: Levels | None = None) -> int:
-        """A tensor that holds `array` (float32, int8, int32); equal ones without levels are stored once."""
+        """Return a tensor with the values `array` (float32, int8, int32); equal ones without levels are stored once."""
         key = (str(array.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest())
         if levels is None and key in self._constants:
             return self._constants[key]
@@ -92,7 +93,7 @@ class TfliteFile:
 
     def operator(self, kind: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", version: int = 1,
                  **values: Any) -> None:
-        """Append the operator `kind` (a name of BuiltinOperator) with `values` for the fields of its `options`."""
+        """Append the operator `kind` (a name in BuiltinOperator) with `values` for the fields of its `options`."""
         s = schema()
         code = self._codes.setdefault((getattr(s.BuiltinOperator, kind), version), len(self._codes))
         operator = s.OperatorT(code, list(inputs), list(outputs))
@@ -104,12 +105,13 @@ class TfliteFile:
         self._operators.append(operator)
 
     def pack(self, inputs: Mapping[str, int], outputs: Mapping[str, int], metadata: Mapping[str, str]) -> bytes:
-        """The bytes of the file. `inputs` and `outputs` are the names of its signature, with their tensors."""
+        """Return the bytes of the file. `inputs` and `outputs` are the names in its signature, with their tensors."""
         s = schema()
         model, graph = s.ModelT(), s.SubGraphT()
         graph.name, graph.tensors, graph.operators = "main", self._tensors, self._operators
         graph.inputs, graph.outputs = list(inputs.values()), list(outputs.values())
         model.version, model.description, model.subgraphs = 3, "made by hwnas", [graph]
+        # The first field of a code has 8 bits, for old readers; larger codes have a placeholder there.
         oldest = s.BuiltinOperator.PLACEHOLDER_FOR_GREATER_OP_CODES
         model.operatorCodes = [s.OperatorCodeT(min(kind, oldest), version=version, builtinCode=kind)
                                for kind, version in self._codes]
@@ -130,13 +132,14 @@ def _pack(model: Any) -> bytes:
 
 
 def _buffer(data: NDArray[np.uint8] | None) -> Any:
-    """A buffer whose bytes are aligned, which the schema asks for and its Python classes do not do."""
+    """Return a buffer with aligned bytes, as the schema requires; its Python classes do not align them."""
     s = schema()
 
     class Aligned(s.BufferT):  # type: ignore[misc, name-defined]
         def Pack(self, builder: Any) -> Any:  # flatbuffers' name
             if data is None:
                 return super().Pack(builder)
+            # As Builder.CreateNumpyVector, but with an alignment of 16 bytes. A flatbuffer grows from its end.
             builder.StartVector(1, data.size, _ALIGNMENT)
             builder.head -= data.size
             builder.Bytes[builder.head : builder.head + data.size] = data.tobytes()
@@ -158,7 +161,7 @@ def is_tflite(path: str | os.PathLike[str]) -> bool:
 
 
 class SingleOperator(NamedTuple):
-    """One operator of a file as a file of its own: what it writes, its kind and its place in the file."""
+    """One operator of a file as a file of its own: its output's name, its kind and its place in the first file."""
 
     name: str
     kind: str
@@ -167,15 +170,15 @@ class SingleOperator(NamedTuple):
 
 
 def single_operators(content: bytes) -> Iterator[SingleOperator]:
-    """Each operator of a file, in order. A padding comes with the operator behind it, of which the delegate makes it a
-    part."""
+    """Yield each operator of a file, in order. A padding comes with the operator behind it, because the delegate makes
+    it a part of that operator."""
     s = schema()
     kinds = {value: name for name, value in vars(s.BuiltinOperator).items() if isinstance(value, int)}
     whole = s.ModelT.InitFromPackedBuf(content)
     codes = [kinds[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in whole.operatorCodes]
-    unit: list[Any] = []
+    unit: list[Any] = []  # the operators of the next file: one, or a padding and its reader
     for place, operator in enumerate(whole.subgraphs[0].operators):
-        if unit and unit[-1].outputs[0] not in operator.inputs:
+        if unit and unit[-1].outputs[0] not in operator.inputs:  # a padding that the next operator does not read
             yield _part(whole, unit, codes, place - 1)
             unit = []
         unit.append(operator)
@@ -187,12 +190,13 @@ def single_operators(content: bytes) -> Iterator[SingleOperator]:
 
 
 def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str], place: int) -> SingleOperator:
-    """A file of the operators `unit`, which follow each other; name, kind and `place` of the last."""
-    s, before = schema(), whole.subgraphs[0]
+    """Return a file of the consecutive operators `unit`, with name, kind and `place` of the last one."""
+    # Copy the tensors that the operators use, and give them new indices.
+    s, parent = schema(), whole.subgraphs[0]
     used = (int(tensor) for operator in unit for tensor in (*operator.inputs, *operator.outputs))
     places = {tensor: number for number, tensor in enumerate(dict.fromkeys(tensor for tensor in used if tensor >= 0))}
     model, graph = s.ModelT(), s.SubGraphT()
-    graph.tensors, graph.operators = [copy(before.tensors[tensor]) for tensor in places], [copy(each) for each in unit]
+    graph.tensors, graph.operators = [copy(parent.tensors[tensor]) for tensor in places], [copy(each) for each in unit]
     data = [whole.buffers[tensor.buffer].data for tensor in graph.tensors]
     for number, tensor in enumerate(graph.tensors):
         tensor.buffer = number + 1
@@ -200,9 +204,10 @@ def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str], place: int) -> 
         operator.opcodeIndex = number
         operator.inputs = [places.get(int(tensor), -1) for tensor in operator.inputs]
         operator.outputs = [places[int(tensor)] for tensor in operator.outputs]
-    made = {tensor for operator in graph.operators for tensor in operator.outputs}
+    # Inputs are the tensors without stored values that no operator of the part writes.
+    results = {tensor for operator in graph.operators for tensor in operator.outputs}
     graph.outputs = graph.operators[-1].outputs
-    graph.inputs = [number for number in range(len(places)) if data[number] is None and number not in made]
+    graph.inputs = [number for number in range(len(places)) if data[number] is None and number not in results]
     model.version, model.subgraphs = whole.version, [graph]
     model.operatorCodes = [whole.operatorCodes[operator.opcodeIndex] for operator in unit]
     model.buffers = [_buffer(None), *map(_buffer, data)]
@@ -212,8 +217,7 @@ def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str], place: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class FileDescription:
-    """The description in a file that hwnas wrote: its input's name and shape, [batch, h, w, c] for images, and its
-    metadata."""
+    """The description in a file that hwnas wrote: the name of its input, its shape [batch, h, w, c], its metadata."""
 
     name: str
     shape: tuple[int, ...]
@@ -221,7 +225,7 @@ class FileDescription:
 
 
 def read_tflite(path: str | os.PathLike[str]) -> FileDescription:
-    """Read a file; ModelError for one that is torn, of another kind, or that hwnas did not write."""
+    """Read the description in a file; raises ModelError if it is torn, no TFLite file, or not written by hwnas."""
     where = os.fspath(path)
     s = schema()
     try:
@@ -234,20 +238,20 @@ def read_tflite(path: str | os.PathLike[str]) -> FileDescription:
         model = s.Model.GetRootAs(content, 0)
         graph = model.Subgraphs(0)
         image, metadata = graph.Tensors(graph.Inputs(0)), _metadata(model)
-        written = FileDescription(image.Name().decode(), tuple(map(int, image.ShapeAsNumpy())), metadata)
+        description = FileDescription(image.Name().decode(), tuple(map(int, image.ShapeAsNumpy())), metadata)
     except MemoryError:
         raise
     except Exception:  # a torn flatbuffer may fail in struct, numpy or an index
         raise ModelError(f"{where} is not a TFLite file, or is torn. Export it again.") from None
     if not metadata:
         raise ModelError(f"{where} is a TFLite file that hwnas did not write. Give the ONNX file that it was made of.")
-    return written
+    return description
 
 
 def _metadata(model: Any) -> dict[str, str]:
     for index in range(model.MetadataLength()):
         entry = model.Metadata(index)
         if entry.Name() == _METADATA.encode():
-            said = json.loads(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
-            return {str(key): str(value) for key, value in said.items()}
+            entries = json.loads(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
+            return {str(key): str(value) for key, value in entries.items()}
     return {}
