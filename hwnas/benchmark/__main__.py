@@ -98,8 +98,8 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     with temporary_folder() as folder:
         reference = prepare_network(reference_network(), target, Path(folder))  # timed beside the file
         job = {**options.network_job(Path(folder)), "seconds": options.seconds, "explain": options.explain,
-               "batches": sorted(options.batch or [target.batch]),
-               "threads": sorted(options.threads or [target.threads]), "reference": str(reference)}
+               "batches": options.batch or [target.batch], "threads": options.threads or [target.threads],
+               "reference": str(reference)}
         with console.step("time", options.seconds) as report:
             raw = _timed(job, options, device, Path(folder), noting_waits(report, console))
     return Benchmark.of(raw, model=options.model, target=target, host=host, runtime=runtime.version(),

@@ -343,7 +343,7 @@ def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping
         # Clearly faster: the intervals are apart by EQUAL.
         if (row.latency_ms_high or row.latency_ms or 0.0) * (1 + EQUAL) > (baseline.latency_ms_low
                                                                            or baseline.latency_ms or 0.0):
-            return None
+            continue
         difference, low, high = difference_of(row, baseline, correct, len(eligible))
         if low > -MARGIN:
             sentence = (f"The search beats {describe(baseline)} in speed: {_times(row, baseline)} as fast at equal "

@@ -259,7 +259,8 @@ def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable
     constant = data.constant_answer()
     are_pretrained = [bool(network.provenance) for network in networks]
     # The report names one number of steps: of fine-tuning, if all networks start with pretrained weights.
-    recipe = making.recipe_of(networks[0]) if are_pretrained and all(are_pretrained) else making.recipe
+    whole = replace(making, begun={})  # and not of the steps that a trial has left
+    recipe = whole.recipe_of(networks[0]) if are_pretrained and all(are_pretrained) else making.recipe
     return {
         **ENVIRONMENT.header, "created": now(), "searched_for": facts.host, "verified_here": False,
         "host": Host.detect().to_dict(), "target": describe_targets(facts.target_name, making.targets or (target,)),

@@ -85,7 +85,7 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
             return answer["result"]
         if "error" in answer:
             raise error_class(answer["error"])(answer["message"])
-        raise CandidateError(f"{job['path']}: {target.runtime} crashed: {last_words(process.returncode, log)}.")
+        raise CandidateError(f"{label}: {target.runtime} crashed: {last_words(process.returncode, log)}.")
 
 
 def error_class(name: str) -> type[HwnasError]:

@@ -50,10 +50,10 @@ class ParsedModel:
 
 def read_model(path: str | os.PathLike[str], runtime: Runtime, label: str = "") -> ParsedModel:
     """Read a file for `runtime`: ONNX, or the runtime's own format. ModelError as by `load_checked` and `input_of`, and
-    for a file of another format. Only `load_checked` does not call the file `label` in messages."""
+    for a file of another format. Messages call the file `label`."""
     where = label or os.fspath(path)
     if not is_tflite(path):
-        proto = load_checked(path)
+        proto = load_checked(path, where)
         return ParsedModel(input_of(proto, where), {entry.key: entry.value for entry in proto.metadata_props}, proto)
     if getattr(runtime, "suffix", "") != SUFFIX:
         raise ModelError(f"{where} is a TFLite file; {runtime.name} takes ONNX files. Give one, or a target of litert: "
@@ -96,12 +96,12 @@ def check_path(path: str | os.PathLike[str], memory_mb: int) -> None:
                          "Add memory_mb=N to allow more.")
 
 
-def load_checked(path: str | os.PathLike[str]) -> ModelProto:
-    """Return the network without its external data, which must exist but is not read.
+def load_checked(path: str | os.PathLike[str], label: str = "") -> ModelProto:
+    """Return the network without its external data, which must exist but is not read. Messages call the file `label`.
 
     ModelError if the file is not whole ONNX, refers to data outside its folder, or would expand to a huge network.
     """
-    where = os.fspath(path)
+    where = label or os.fspath(path)
     try:
         proto = onnx.load_model_from_string(Path(path).read_bytes())
     except OSError as error:

@@ -232,8 +232,9 @@ class OpenVinoCompiled:
                 kernel = _text(info, "primitiveType")
                 executed[name] = NodeTime(_text(info, "originalLayersNames") or name, "", 0.0, _precision(info), kernel,
                                           "cpu", kernel.startswith(_REFERENCE))
+        timed = {node: times_ms for node, times_ms in rounds.items() if node[0] in executed}
         return [replace(executed[name], kind=kind, ms=mean) for (name, kind), mean
-                in zip(rounds, quickest_means([*rounds.values()]), strict=True) if name in executed]
+                in zip(timed, quickest_means([*timed.values()]), strict=True)]
 
 
 def _bind(compiled: Any, images: NDArray[np.float32], target: Target) -> tuple[Callable[[], Any], Any]:

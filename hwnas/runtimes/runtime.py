@@ -231,7 +231,7 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
         raise TargetError(f"target {target.name}: {target.precision} was forced but not honoured: convolutions and "
                           f"matrix products of {os.fspath(path)} run as {counts}. Choose a precision that this "
                           f"{_UNITS.get(target.device, target.device)} has.")
-    share = n_asked / total if target.precision == "int8" else None
+    share = n_asked / max(1, total) if target.precision == "int8" else None
     return Execution(target.precision, dict(precisions), share, fallback)
 
 

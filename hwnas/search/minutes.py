@@ -125,7 +125,13 @@ class Pace:
 
     def most_steps(self, networks: Sequence[Network], seconds: float, workers: int, most: int) -> int:
         """Return the most steps, up to `most`, that fit into `seconds`; 0 if none do."""
-        return bisect_right(range(1, most + 1), seconds, key=lambda steps: self.seconds(networks, steps, workers))
+        # The seconds grow with the steps, but fall where a network begins to go on with a trial's (`steps_left`).
+        starts = sorted({1, *(2 * steps for steps in self.done.values() if 0 < 2 * steps <= most)})
+        for start, end in reversed([*zip(starts, [*starts[1:], most + 1], strict=True)]):
+            if n_fitting := bisect_right(range(start, end), seconds,
+                                         key=lambda steps: self.seconds(networks, steps, workers)):
+                return start + n_fitting - 1
+        return 0
 
 
 def pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFolder], float] | None = None,
@@ -144,8 +150,8 @@ def pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFolde
         made_s = clock.spent_s
         fp32_grades(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size, True))
         took_s = clock.spent_s
-        # The deployed file answers validation images too, about as fast as fp32 has answered the test images.
-        scoring_s = (COMPILING_S + validated_share(making.dataset) * (took_s - made_s) if score is None else
+        # The deployed file answers test and validation images, about as fast as fp32 has answered the test images.
+        scoring_s = (COMPILING_S + (1 + validated_share(making.dataset)) * (took_s - made_s) if score is None else
                      max(COMPILING_S, score(ModelFolder(Path(folder)))))
     # `making_s` is what remains without the training steps and the answers after them.
     data, batch = making.dataset, making.recipe.batch_for(len(making.dataset.train))

@@ -77,11 +77,11 @@ class BlockDef:
                 raise SpaceError(f"block {text!r}: {key} must be a whole number from {low} to {high}, got {value}.")
             return int(value)
 
-        # An expansion or squeeze-and-excite that the kind does not have is ignored.
+        # An expansion, kernel or squeeze-and-excite that the kind does not have is ignored.
         rules = KINDS[kind]
         expansion = fields.get("e", 1.0) if rules.expands else 1.0
         se = fields.get("se", 0.0) if rules.takes_se else 0.0
-        kernel = whole("k", None if rules.takes_kernel else 1, 1, 11)
+        kernel = whole("k", None, 1, 11) if rules.takes_kernel else 1
         if kernel % 2 == 0:
             raise SpaceError(f"block {text!r}: k must be odd, got {kernel}.")
         if not 1 <= expansion <= 16:

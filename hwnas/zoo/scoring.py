@@ -93,7 +93,7 @@ class Scoring:
             report(max(0.0, 1 - (end - time.monotonic()) / seconds), f"score {network.key}")
             data = self._read(network.image_size)
             # Score a network only if the time suffices for its answers, and for its files as for the slowest so far.
-            answering_s, start = sum(row.ms for row in own) * len(data.test) / 1e3, time.monotonic()
+            answering_s, start = sum(row.ms / row.target.batch for row in own) * len(data.test) / 1e3, time.monotonic()
             if start + most_s + answering_s < end:
                 scored |= dict(zip(own, self._score_network(network, own, data), strict=True))
                 most_s = max(most_s, time.monotonic() - start - answering_s)  # of making its files
