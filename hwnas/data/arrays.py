@@ -34,7 +34,7 @@ _MOST_IDX = 256 << 20  # bytes; MNIST's largest file has 47 MB
 
 
 def digits(options: DatasetOptions) -> Listing:
-    """scikit-learn's 1,797 handwritten digits, 8x8 grey (UCI, CC BY 4.0), embedded in the package; one part."""
+    """List scikit-learn's 1,797 handwritten digits, 8x8 grey (UCI, CC BY 4.0), embedded in the package; one part."""
     images, labels = digit_images()
     identity = hashlib.sha256(images.tobytes()).hexdigest()[:12]
     return array_listing(options, tuple(map(str, range(10))), {"train": labels}, lambda part: images, 8, identity,
@@ -42,8 +42,7 @@ def digits(options: DatasetOptions) -> Listing:
 
 
 def digit_images() -> tuple[Images, Labels]:
-    """Those 1,797 images [n, 1, 8, 8] with their labels. scikit-learn is not imported: that takes longer than a small
-    search's first trial."""
+    """Return 1,797 images [n, 1, 8, 8] and labels, without importing scikit-learn, which takes longer than a trial."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError("digits come with scikit-learn, which is not installed. Give: pip install scikit-learn")
@@ -54,7 +53,7 @@ def digit_images() -> tuple[Images, Labels]:
 
 
 def fashion_mnist(options: DatasetOptions) -> Listing:
-    """Fashion-MNIST (MIT, Zalando) as torchvision lays it out: `root`/FashionMNIST/raw/*-ubyte[.gz]."""
+    """List Fashion-MNIST (MIT, Zalando) as torchvision stores it: `root`/FashionMNIST/raw/*-ubyte[.gz]."""
     paths = _find_fashion_mnist(options)
     stems = {"train": "train", "test": "t10k"}
     labels = {part: read_idx(paths[f"{stem}-labels-idx1-ubyte"], 1).astype(np.int64) for part, stem in stems.items()}
@@ -67,15 +66,15 @@ def fashion_mnist(options: DatasetOptions) -> Listing:
 def array_listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[str, Labels],
                   images: Callable[[str], Images], native_size: int, identity: str, where: str,
                   contents: Contents | None = None) -> Listing:
-    """A data set whose parts are grey arrays: `images(part)`, asked for when they are read, uint8 [n, 1, h, w]."""
+    """List a data set of grey arrays. `images(part)` returns uint8 [n, 1, h, w], and is called when they are read."""
     def read(selection: Selection, image_size: int, progress: Progress | None
              ) -> list[tuple[Images, NDArray[np.bool_]]]:
-        decoded = {part: images(part) for part in {part for part, _ in selection}}
-        for part, array in decoded.items():
+        part_arrays = {part: images(part) for part in {part for part, _ in selection}}
+        for part, array in part_arrays.items():
             if len(array) != len(labels[part]):
                 raise DataError(f"{where}: {len(array)} images but {len(labels[part])} labels in the {part} part. "
                                 "Fetch the files again.")
-        return [(resize(decoded[part][rows], image_size), np.ones(len(rows), bool)) for part, rows in selection]
+        return [(resize(part_arrays[part][rows], image_size), np.ones(len(rows), bool)) for part, rows in selection]
 
     if options.channels not in (None, 1):
         raise ConfigError(f"dataset.channels: {options.name} has 1, got {options.channels}.")
@@ -89,7 +88,7 @@ def array_listing(options: DatasetOptions, classes: tuple[str, ...], labels: Map
 
 def _find_fashion_mnist(options: DatasetOptions) -> dict[str, Path]:
     """Return the files by name, plain or .gz, in the first folder under the root that holds one of them. If there is
-    none, torchvision brings them below the root if the options allow that."""
+    none and the options allow it, torchvision downloads them."""
     names = [f"{stem}-{kind}-ubyte" for stem in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
     root = options.root or home() / "data" / options.name
     for folder in (root / "FashionMNIST" / "raw", root / "raw", root):
@@ -97,8 +96,8 @@ def _find_fashion_mnist(options: DatasetOptions) -> dict[str, Path]:
         if len(paths) == len(names):
             return paths
         if paths:
-            missing = next(name for name in names if name not in paths)
-            raise DataError(f"{folder}: {missing} is missing. Fetch the data set again.")
+            missing_name = next(name for name in names if name not in paths)
+            raise DataError(f"{folder}: {missing_name} is missing. Fetch the data set again.")
     if options.download:
         from torchvision.datasets import FashionMNIST
         from torchvision.datasets.utils import download_url
@@ -110,17 +109,18 @@ def _find_fashion_mnist(options: DatasetOptions) -> dict[str, Path]:
             raise DataError(f"cannot download {options.name}: {one_line(error)}. Fetch it elsewhere and give "
                             "dataset.root=FOLDER.") from error
         return _find_fashion_mnist(replace(options, download=False))
-    known = "" if options.root else " (dataset.root is not set)"
-    raise DataError(f"no {options.name} in {root}{known}. Give dataset.root=FOLDER that holds "
+    hint = "" if options.root else " (dataset.root is not set)"
+    raise DataError(f"no {options.name} in {root}{hint}. Give dataset.root=FOLDER that holds "
                     "FashionMNIST/raw/*-ubyte.gz, or dataset.download=true to fetch it.")
 
 
 def read_idx(path: Path, dimensions: int) -> Images:
-    """An IDX file of unsigned bytes (LeCun's MNIST format), gzipped or not; DataError when it is anything else."""
+    """Return the array of an IDX file of unsigned bytes (LeCun's MNIST format), gzipped or not; otherwise DataError."""
     try:
         content = read_bytes(path, _MOST_IDX)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error}). Fetch the file again.") from error
+    # Four bytes (0, 0, the type, the number of axes), an int32 for each axis, then the values.
     start = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) < start:
         raise DataError(f"{path}: not an IDX file of {dimensions} dimensions. Fetch the file again.")
@@ -137,10 +137,8 @@ _FILES = ("files", "ends", "names")  # in place of images: whole image files end
 
 
 def array_files(options: DatasetOptions) -> Listing:
-    """List `root`: an .npz file, or a folder of .npy files, with the arrays of LAYOUT; DataError names what is wrong.
-
-    Images are resized as those in folders are, so that one data set in either form trains the same networks.
-    """
+    """List `root`: an .npz file, or a folder of .npy files, with the arrays of LAYOUT. DataError names what is wrong.
+    Images are resized in the same way as images in folders: the same data in either form train the same networks."""
     root = options.find_root(f"Give dataset.root=FILE.npz, or a folder of .npy files, that holds {LAYOUT}.",
                          may_be_file=True)
     arrays = read_parts(_load(root), str(root))
@@ -159,7 +157,7 @@ def array_files(options: DatasetOptions) -> Listing:
 
 
 def _sources(arrays: Mapping[str, NDArray[Any]], part: str, contents: Sequence[Images], where: str) -> list[LazyImage]:
-    """The images of a part: pixels uint8 [h, w] or [h, w, c], or the bytes of files, which have names."""
+    """Return the images of a part: pixels uint8 [h, w] or [h, w, c], or the bytes of files, which have names."""
     names = arrays[f"{part}_names"].tolist() if f"{part}_names" in arrays else None
 
     def open_one(content: Images) -> PIL.Image.Image:
@@ -170,7 +168,7 @@ def _sources(arrays: Mapping[str, NDArray[Any]], part: str, contents: Sequence[I
 
 
 def _load(root: Path) -> dict[str, NDArray[Any]]:
-    """Arrays by name; those in .npy files are mapped, not read. Nothing is unpickled."""
+    """Return arrays by name; arrays of .npy files are mapped, not read. Nothing is unpickled."""
     files = sorted(root.glob("*.npy")) if root.is_dir() else [root]
     arrays: dict[str, NDArray[Any]] = {}
     for path in files:
@@ -189,15 +187,16 @@ def read_parts(arrays: Mapping[str, Any], where: str) -> dict[str, NDArray[Any]]
     """Return the arrays of a data set in one form, whatever form they are given in.
 
     Args:
-        arrays: Those of LAYOUT; x_train, y_train, x_test, y_test and so on are names of the same.
-        where: What error messages name.
+        arrays: As in LAYOUT; x_train, y_train, x_test, y_test and so on are names of the same.
+        where: The place that error messages name.
 
     Returns:
         `PART_images` uint8 (or the arrays of image files) and `PART_labels` int64 of each part, and `class_names`.
 
     Raises:
-        DataError: Something is missing, or cannot be meant.
+        DataError: Something is missing, or makes no sense.
     """
+    # 1. Give each array its name in LAYOUT.
     arrays = {NAMES.get(name, name): array for name, array in arrays.items()}
     for name in _CALLED:
         if name in arrays and np.ndim(arrays[name]) == 1 and np.asarray(arrays[name]).dtype.kind in "UO":
@@ -205,22 +204,23 @@ def read_parts(arrays: Mapping[str, Any], where: str) -> dict[str, NDArray[Any]]
     if unknown := [name for name in arrays if name not in _KNOWN and _LIKE_OURS.fullmatch(name.lower())]:
         raise DataError(f"{where}: the array {unknown[0]!r} is not known.{did_you_mean(unknown[0], [*NAMES])} Call it "
                         f"as one of these, or leave it out: {LAYOUT}.")
+    # 2. Read the images of each part, which needs labels too; the labels of all parts are numbered together.
     images: dict[str, NDArray[Any]] = {}
     labels, counts = {}, {}
     for part in ALIASES:
-        present = [name for name in (f"{part}_images", f"{part}_ends") if name in arrays]
+        image_names = [name for name in (f"{part}_images", f"{part}_ends") if name in arrays]
         has_labels = f"{part}_labels" in arrays
-        if bool(present) != has_labels:
+        if bool(image_names) != has_labels:
             kinds = ("labels", "images") if has_labels else ("images", "labels")
             raise DataError(f"{where}: {part}_{kinds[0]} without {part}_{kinds[1]}. Give both.")
-        if not present:
+        if not image_names:
             continue
         labels[part] = arrays[f"{part}_labels"]
-        if present == [f"{part}_images"]:
-            images[present[0]] = read_pixels(arrays[present[0]], f"{where}: {present[0]}")
+        if image_names == [f"{part}_images"]:
+            images[image_names[0]] = read_pixels(arrays[image_names[0]], f"{where}: {image_names[0]}")
         else:
             images |= {f"{part}_{name}": arrays[f"{part}_{name}"] for name in _FILES}
-        counts[part] = len(images[present[0]])
+        counts[part] = len(images[image_names[0]])
     if "train" not in labels:
         raise DataError(f"{where}: no images and labels; there is {', '.join(sorted(arrays)) or 'nothing'}. "
                         f"It must hold {LAYOUT}.")
@@ -236,7 +236,7 @@ NAMES = {"images": "train_images", "x": "train_images", "X": "train_images", "la
     for pattern in patterns}
 _KNOWN = {*NAMES.values(), "class_names", *(f"{part}_{name}" for part in ALIASES for name in _FILES)}
 _LIKE_OURS = re.compile("(x|y)_.*|(.*_)?(images?|labels?)")
-_CALLED = ("label_names", "classes")  # what class_names are called too
+_CALLED = ("label_names", "classes")  # other names of class_names
 
 
 def identity_of(arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -244,7 +244,7 @@ def identity_of(arrays: Mapping[str, NDArray[Any]]) -> str:
     text = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         if name.endswith("_names") and name != "class_names":
-            continue  # of files: they are for messages
+            continue  # names of files are for messages only
         text.update(f"{name}{array.shape}{array.dtype}".encode())
         for start in range(0, len(array), 4096):
             text.update(np.ascontiguousarray(array[start:start + 4096]).tobytes())

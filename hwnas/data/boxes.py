@@ -1,4 +1,4 @@
-"""Pictures in which objects are marked by boxes: checked, and listed as a data set. Readers of formats give them."""
+"""Pictures in which objects are marked by boxes. The readers of all formats check and list them here."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hwnas.errors import DataError
 from hwnas.lazy import PIL
 
 MOST_BOXES = 1000  # of an image
-FEW = 10  # boxes: of fewer nothing is said
-_ORIENTATION, _LYING = 0x0112, 5  # EXIF's tag, and the least of its values that swap width and height
-_CLOSE = 0.01  # share of a side by which a box may reach beyond its picture without a word: annotations are rounded
+FEW = 10  # boxes; fewer are not checked for their unit
+_ORIENTATION, _LYING = 0x0112, 5  # EXIF's tag, and the first of its values that swap width and height
+_CLOSE = 0.01  # share of a side by which a box may reach beyond its picture without a remark: annotations are rounded
 _NO_AREA, _OUTSIDE, _CLIPPED = "without area", "outside of their image", "that reach beyond their image, clipped"
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedPicture:
-    """A picture, its size in pixels, and its objects: class, left, top, right, bottom in pixels; or a size of 1, and
-    shares of it."""
+    """A picture, its size in pixels, and its objects: class, left, top, right, bottom in pixels. If boxes are shares of
+    the sides, the size is 1 by 1."""
 
     path: Path
     width: float
@@ -44,10 +44,10 @@ class BoxReader:
     Attributes:
         root: The folder.
         options: Of the data set.
-        form: The unit and order of a box in the format.
-        odd: Boxes by what was done with them.
+        form: The unit and order of a box in the format, for error messages.
+        odd: Counts odd boxes by what was done with them.
         n_boxes: All boxes that were read.
-        left_out: Files that are no part of the data set, by reason.
+        left_out: Counts files that are no part of the data set, by reason.
         remarks: Further sentences on what was read.
     """
 
@@ -61,8 +61,8 @@ class BoxReader:
 
     def check_box(self, where: str, label: int, corners: Sequence[object], width: float, height: float
                   ) -> tuple[int, float, float, float, float] | None:
-        """Return a box within its picture; None for one without area or outside, which is counted. DataError, which
-        names the place `where` it stands, for one that is none."""
+        """Return a box, cut to its picture. None for a box without area or outside, which is counted. DataError, which
+        names the place `where`, for numbers that are no box."""
         if len(corners) != 4 or not all(isinstance(each, int | float) and not isinstance(each, bool)
                                         and math.isfinite(each) for each in corners):
             raise DataError(f"{where}: a box has four finite numbers, got {str(list(corners))[:80]}. Mend it.")
@@ -82,7 +82,7 @@ class BoxReader:
         return (label, *inside)
 
     def place_of(self, folder: Path, name: object, where: str) -> Path:
-        """The path of a picture below `folder`. DataError for a name that leads elsewhere."""
+        """Return the path of a picture below `folder`. DataError for a name that leads elsewhere."""
         if not isinstance(name, str) or not name or "\0" in name:
             raise DataError(f"{where}: an image needs a file name, got {str(name)[:80]!r}. Mend it.")
         path = folder / name
@@ -91,8 +91,8 @@ class BoxReader:
         return path
 
     def size_of(self, path: Path) -> tuple[int, int]:
-        """Width and height of a picture as its annotations mean it, 1 and 1 if it is not there, which is said later;
-        DataError if it cannot be read."""
+        """Return width and height of a picture as its annotations mean it, or 1 and 1 if it is not there, which
+        `listing` reports. DataError if it cannot be read."""
         if not path.is_file():
             return 1, 1
         try:
@@ -101,50 +101,48 @@ class BoxReader:
             raise DataError(f"{path}: no width and height are said of it, and it cannot be read ({error}).") from None
 
     def _look_at(self, path: Path) -> tuple[tuple[int, int], tuple[int, int], bool]:
-        """The size of a picture in its file, and as it is seen, and whether its EXIF orientation swaps the sides.
-        Nothing is decoded."""
+        """Return a picture's size in its file and as seen, and whether EXIF swaps its sides. Nothing is decoded."""
         with PIL.Image.open(path) as image:
-            lies = PIL.Image.Image.getexif(image).get(_ORIENTATION, 1) >= _LYING
-            return image.size, image.size[::-1] if lies and self.options.upright else image.size, lies
+            is_turned = PIL.Image.Image.getexif(image).get(_ORIENTATION, 1) >= _LYING
+            return image.size, image.size[::-1] if is_turned and self.options.upright else image.size, is_turned
 
     def listing(self, parts: Mapping[str, Sequence[MarkedPicture]], names: Sequence[str], files: Sequence[Path]
                 ) -> Listing:
-        """The data set of these pictures. `files` say what is in them, too.
-
-        DataError: There are none, one is missing or has other sizes than is said, or one stands twice in a part.
-        """
+        """List the data set of these pictures. `files` say what is in them, too. DataError if there are none, or if one
+        is missing, has other sizes than its annotation says, or is twice in a part."""
+        # 1. Check all that is known without decoding: units, files and sizes.
         self._check_unit(parts)
-        given = {part: self._present(part, pictures) for part, pictures in parts.items()}
-        if not given.get("train"):
+        pictures_of = {part: self._present(part, pictures) for part, pictures in parts.items()}
+        if not pictures_of.get("train"):
             raise DataError(f"{self.root}: no training image is there. Check dataset.root.")
         entries = {part: [Entry(str(each.path), state=state_of(os.stat(each.path))) for each in pictures]
-                   for part, pictures in given.items()}
-        everything = [each for pictures in given.values() for each in pictures]
-        self._check_sizes(everything)
-        paths = {each.path for each in everything}
-        self.left_out += Counter({"image without annotation": sum(  # nobody has looked for objects in them
+                   for part, pictures in pictures_of.items()}
+        all_pictures = [each for pictures in pictures_of.values() for each in pictures]
+        self._check_sizes(all_pictures)
+        # 2. Count other images in the same folders: nobody has looked for objects in them, so they are not used.
+        paths = {each.path for each in all_pictures}
+        self.left_out += Counter({"image without annotation": sum(
             is_image(each.name) and not is_left_behind(each.name) and folder / each.name not in paths
             for folder in {path.parent for path in paths} for each in os.scandir(folder))})
-        boxes = {part: _as_shares(pictures) for part, pictures in given.items()}
+        boxes = {part: _as_shares(pictures) for part, pictures in pictures_of.items()}
         return list_files(entries, names, self.root, self.options, self.left_out,
                           [*self.remarks, *self._remarks(boxes, names)],
                           annotations=files, boxes=boxes)
 
     def _present(self, part: str, pictures: Sequence[MarkedPicture]) -> list[MarkedPicture]:
-        if twice := [path for path, n in Counter(each.path for each in pictures).items() if n > 1]:
-            raise DataError(f"{self.root}: {twice[0].name} stands twice in {part}. Keep one entry with all boxes.")
-        missing = [each.path for each in pictures if not each.path.is_file()]
-        if missing and not self.options.skip_unreadable:
-            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-            raise DataError(f"{self.root}: {part} names {missing[0]}{more}, which is not there. Add it, or set "
+        if duplicates := [path for path, n in Counter(each.path for each in pictures).items() if n > 1]:
+            raise DataError(f"{self.root}: {duplicates[0].name} stands twice in {part}. Keep one entry with all boxes.")
+        missing_paths = [each.path for each in pictures if not each.path.is_file()]
+        if missing_paths and not self.options.skip_unreadable:
+            more = f" and {len(missing_paths) - 1:,} more" if len(missing_paths) > 1 else ""
+            raise DataError(f"{self.root}: {part} names {missing_paths[0]}{more}, which is not there. Add it, or set "
                             "dataset.skip_unreadable=true.")
-        self.left_out += Counter({"not there": len(missing)})
-        gone = {*missing}
-        return [each for each in pictures if each.path not in gone]
+        self.left_out += Counter({"not there": len(missing_paths)})
+        missing_set = {*missing_paths}
+        return [each for each in pictures if each.path not in missing_set]
 
     def _check_unit(self, parts: Mapping[str, Sequence[MarkedPicture]]) -> None:
-        """DataError if boxes are in another unit or order than the format says: most do not fit their pictures, or none
-        is as large as a pixel."""
+        """Raise DataError for another unit: most boxes do not fit their pictures, or none is as large as a pixel."""
         beyond = self.odd[_OUTSIDE] + self.odd[_CLIPPED]
         if self.n_boxes >= FEW and beyond > self.n_boxes / 2:
             raise DataError(f"{self.root}: {beyond:,} of {self.n_boxes:,} boxes do not fit into their images. Check "
@@ -155,14 +153,14 @@ class BoxReader:
                             "shares of the sides.")
 
     def _check_sizes(self, pictures: Sequence[MarkedPicture]) -> None:
-        """DataError if a picture is of another shape than its annotation says, as one that a camera has turned."""
+        """Raise DataError if a picture has another shape than its annotation says, as one that a camera turned."""
         for each in pictures:
             try:
-                size, seen, lies = self._look_at(each.path)
+                size, seen, is_turned = self._look_at(each.path)
             except (*TORN, PIL.Image.DecompressionBombError):
-                continue  # whoever decodes it says why
+                continue  # the decoder says why
             if each.width == each.height == 1:  # boxes as shares, mostly of what a person sees
-                if lies and not self.options.upright:
+                if is_turned and not self.options.upright:
                     raise DataError(f"{each.path} is turned by its EXIF orientation, and boxes are mostly of pictures "
                                     "as a person sees them. Set dataset.upright=true.")
                 continue
@@ -176,13 +174,13 @@ class BoxReader:
                             "the annotations. Give the images that were annotated.")
 
     def _remarks(self, boxes: Mapping[str, NDArray[np.float32]], names: Sequence[str]) -> list[str]:
-        """Sentences on odd boxes, classes without any, and images without objects."""
-        said = [f"{n:,} boxes {what}" for what, n in self.odd.items()]
-        remarks = [f"{', '.join(said)} ({_NO_AREA} or outside: left out)"] if said else []
+        """Return sentences on odd boxes, classes without any, and images without objects."""
+        odd_counts = [f"{n:,} boxes {action}" for action, n in self.odd.items()]
+        remarks = [f"{', '.join(odd_counts)} ({_NO_AREA} or outside: left out)"] if odd_counts else []
         counts = np.bincount(boxes["train"][..., 0][boxes["train"][..., 0] >= 0].astype(int), minlength=len(names))
-        if empty := [name for name, n in zip(names, counts, strict=True) if not n]:
-            remarks.append(f"no training image has a box of {', '.join(map(repr, empty[:3]))}"
-                           f"{' and others' if len(empty) > 3 else ''}")
+        if empty_classes := [name for name, n in zip(names, counts, strict=True) if not n]:
+            remarks.append(f"no training image has a box of {', '.join(map(repr, empty_classes[:3]))}"
+                           f"{' and others' if len(empty_classes) > 3 else ''}")
         if not counts.any():
             raise DataError(f"{self.root}: no training image has a box. Check the annotations.")
         if n := sum(int((each[..., 0] < 0).all(1).sum()) for each in boxes.values()):
@@ -191,11 +189,12 @@ class BoxReader:
 
 
 def _as_shares(pictures: Sequence[MarkedPicture]) -> NDArray[np.float32]:
-    """Boxes as a `Split` has them, sides as shares of the picture's."""
+    """Return boxes as a `Split` has them, with sides as shares of the picture's."""
     most = max((len(each.boxes) for each in pictures), default=0)
     if most > MOST_BOXES:
         worst = max(pictures, key=lambda each: len(each.boxes))
         raise DataError(f"{worst.path}: {most:,} boxes, more than {MOST_BOXES:,}. Cut the image into smaller ones.")
+    # All pictures get as many rows as the picture with most boxes; class -1 marks an empty row.
     shares = np.full((len(pictures), max(1, most), 5), -1, np.float32)
     for at, each in enumerate(pictures):
         if each.boxes:

@@ -1,4 +1,4 @@
-"""Data sets: three disjoint sets of uint8 images with labels, stratified and seeded."""
+"""The types of a data set, which is three disjoint sets of uint8 images with labels, seeded and stratified by class."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import PIL
 
 Labels = NDArray[np.int64]
-Selection = list[tuple[str, NDArray[np.int64]]]
-LEAST = {"train": 2, "validation": 1, "test": 1}
+Selection = list[tuple[str, NDArray[np.int64]]]  # (part, rows of that part) of each set
+LEAST = {"train": 2, "validation": 1, "test": 1}  # images of each class in a set that is drawn
 CLASSIFICATION, DETECTION = "classification", "detection"  # names of tasks: one class an image, and boxes in it
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
-    """The options by which a data set is found and split; data sets registered from outside get `options`.
+    """The options that find and split a data set. `options` holds further keys, which the data set itself reads.
 
-    `validation_fraction` is a share of the training images, or of all images if nothing is held out yet; so is
-    `test_fraction`. `image_size` overrides the search space's; `channels` 1 or 3 overrides what the files hold.
+    `validation_fraction` and `test_fraction` are shares of the part `train`, which holds all images if no other part is
+    held out. `image_size` overrides the search space's; `channels` 1 or 3 overrides what the files hold.
     """
 
     name: str = option(help="of conf/dataset, or of a package that offers one")
@@ -56,7 +56,7 @@ class DatasetOptions:
 
     @classmethod
     def from_config(cls, config: Config) -> DatasetOptions:
-        """Read and check `conf/dataset/*.yaml`; ConfigError names key, rule and value."""
+        """Read and check `conf/dataset/*.yaml`. ConfigError names key, rule and value."""
         options = read_options(cls, config, "dataset")
         if options.validation_fraction + options.test_fraction > 0.8:
             raise ConfigError("dataset.validation_fraction and dataset.test_fraction must leave at least 0.2 of the "
@@ -64,7 +64,7 @@ class DatasetOptions:
         return options
 
     def find_root(self, remedy: str, may_be_file: bool = False) -> Path:
-        """Return `root`; DataError, which ends in the remedy, if there is no such folder, or file if that may be."""
+        """Return `root`. DataError, which ends with `remedy`, if there is no such folder (or file, if allowed)."""
         if self.root is None:
             raise DataError(f"dataset.root is not set. {remedy}")
         if not (self.root.exists() if may_be_file else self.root.is_dir()):
@@ -74,36 +74,39 @@ class DatasetOptions:
 
 def split(parts: Mapping[str, Labels], class_names: Sequence[str], options: DatasetOptions, seed: int,
           where: str, keys: Sequence[str] | None = None) -> dict[str, tuple[str, NDArray[np.int64]]]:
-    """Choose rows for `train`, `validation` and `test`: {set: (part, rows of that part, ascending)}.
+    """Choose the rows of `train`, `validation` and `test`: {set: (part, ascending rows of that part)}.
 
-    `parts` holds the labels of `train` and, where the data set has them, of `val` and `test`. Without `test`, `val`
-    is the test set; whatever is missing then is a seeded stratified part of `train`. `keys` name the content of the
-    images of `train`: equal ones go to the same set. A class may be missing in what the makers hold out. DataError when
-    a class has too few images otherwise.
+    `parts` holds the labels of `train`, and of `val` and `test` if the data set has them. Without `test`, `val` is the
+    test set. A set that is still missing is a seeded, stratified share of `train`. `keys` name the content of the
+    images of `train`: images with equal keys go to the same set. A class may be missing in a part that the makers hold
+    out. DataError if a class has too few images in a set from `train`.
     """
-    taken = {name: (name, np.arange(len(labels))) for name, labels in parts.items()}
-    if "test" not in taken and "val" in taken:
-        taken["test"] = taken.pop("val")
-    if "val" in taken:
-        taken["validation"] = taken.pop("val")
+    # 1. The parts that the makers hold out become sets as they are.
+    rows_of_set = {name: (name, np.arange(len(labels))) for name, labels in parts.items()}
+    if "test" not in rows_of_set and "val" in rows_of_set:
+        rows_of_set["test"] = rows_of_set.pop("val")
+    if "val" in rows_of_set:
+        rows_of_set["validation"] = rows_of_set.pop("val")
+    # 2. Draw the missing sets from `train`, by one row for each key: so copies of an image stay in one set.
     fractions = {"test": options.test_fraction, "validation": options.validation_fraction}
-    if wanted := {name: fraction for name, fraction in fractions.items() if name not in taken}:
-        labels, rule, seen = parts["train"], "to be split, a class needs", dict[Any, int]()
-        known = range(len(labels)) if keys is None else keys
-        of_row = np.asarray([seen.setdefault(key, len(seen)) for key in known], np.int64)  # equal for equal keys
-        first = np.unique(of_row, return_index=True)[1]  # the first row of each key
-        check_counts(labels[first], class_names, 2 + len(wanted),
-                     f"{where}: {rule}" if len(first) == len(labels) else f"{where}: without copies, {rule}")
-        for name, rows in _carve(labels[first], wanted, seed).items():
-            taken[name] = "train", np.flatnonzero(np.isin(of_row, rows))
-    for name, (part, rows) in taken.items():
+    if shares_to_draw := {name: fraction for name, fraction in fractions.items() if name not in rows_of_set}:
+        labels, rule, number_of_key = parts["train"], "to be split, a class needs", dict[Any, int]()
+        row_keys = range(len(labels)) if keys is None else keys
+        key_numbers = np.asarray([number_of_key.setdefault(key, len(number_of_key)) for key in row_keys], np.int64)
+        first_rows = np.unique(key_numbers, return_index=True)[1]  # the first row of each key
+        check_counts(labels[first_rows], class_names, 2 + len(shares_to_draw),
+                     f"{where}: {rule}" if len(first_rows) == len(labels) else f"{where}: without copies, {rule}")
+        for name, rows in _carve(labels[first_rows], shares_to_draw, seed).items():
+            rows_of_set[name] = "train", np.flatnonzero(np.isin(key_numbers, rows))
+    # 3. Check that no class got too few images.
+    for name, (part, rows) in rows_of_set.items():
         if part == "train":
             check_counts(parts[part][rows], class_names, LEAST[name], f"{where}: in the {name} set a class needs")
-    return taken
+    return rows_of_set
 
 
 def _carve(labels: Labels, fractions: Mapping[str, float], seed: int) -> dict[str, NDArray[np.int64]]:
-    """Rows of `labels` for each of `fractions` (at least one per class) and the rest for `train`."""
+    """Return rows of `labels` for each of `fractions` (at least one per class), and all other rows for `train`."""
     rng = np.random.default_rng([seed, 0x5EED])
     parts: dict[str, list[NDArray[np.int64]]] = {name: [] for name in ("train", *fractions)}
     for label in range(int(labels.max()) + 1):
@@ -118,14 +121,14 @@ def _carve(labels: Labels, fractions: Mapping[str, float], seed: int) -> dict[st
 
 
 def subset(labels: Labels, size: int, seed: int) -> NDArray[np.int64]:
-    """Rows of a stratified subset of about `size` (ascending, at least one a class); all rows when there are fewer."""
+    """Return ascending rows of a stratified subset of about `size`, at least one a class; at most all rows."""
     if size >= len(labels):
         return np.arange(len(labels))
     return _carve(labels, {"chosen": size / len(labels)}, seed)["chosen"]
 
 
 def check_counts(labels: Labels, class_names: Sequence[str], least: int, rule: str) -> None:
-    """DataError unless every class has `least` images; names the class that has fewest."""
+    """Raise DataError, which names the class that has fewest images, unless every class has `least`."""
     counts = np.bincount(labels, minlength=len(class_names))
     worst = int(counts.argmin())
     if counts[worst] < least:
@@ -134,8 +137,8 @@ def check_counts(labels: Labels, class_names: Sequence[str], least: int, rule: s
 
 
 Images = NDArray[np.uint8]
-MOST_RESIZED = 1 << 30  # bytes of images that are held in another size than the data set's
-Progress = Callable[[int, int], None]
+MOST_RESIZED = 1 << 30  # bytes; larger sets are resized anew each time their rows are read
+Progress = Callable[[int, int], None]  # called with the number of decoded images, and of all
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -144,9 +147,9 @@ class Split:
 
     Attributes:
         images: uint8 [n, c, h, w], in memory or mapped from a file.
-        labels: int64 [n], by which sets are drawn: the class of each image, or 0 if it has boxes.
+        labels: int64 [n], the class of each image, or 0 if it has boxes. Sets are drawn by them.
         boxes: float32 [n, most, 5], the objects of each image: class, left, top, right and bottom, the last four as
-            shares of the side. A class of -1: none. None: the images have one class each.
+            shares of the side. A row of class -1 is empty. None if the images have one class each.
     """
 
     images: Images
@@ -158,17 +161,16 @@ class Split:
 
     @property
     def targets(self) -> NDArray[Any]:
-        """The right answers: labels or boxes."""
+        """The right answers: boxes if there are any, otherwise labels."""
         return self.labels if self.boxes is None else self.boxes
 
     def take(self, rows: NDArray[np.int64]) -> Split:
-        """These rows, copied into memory."""
+        """Return the split with these rows only, copied into memory."""
         return Split(np.ascontiguousarray(self.images[rows]), self.labels[rows],
                      None if self.boxes is None else self.boxes[rows])
 
     def resize(self, image_size: int, later: bool = False) -> Split:
-        """The same images as by the function `resize`; `later`, and where they would take over MOST_RESIZED bytes,
-        those that are read, each time."""
+        """Return the split at `image_size`; with `later`, or above MOST_RESIZED, rows are resized when read."""
         later = later or len(self) * self.images.shape[1] * image_size**2 > MOST_RESIZED
         images: Any = ResizedImages(self.images, image_size) if later else resize(self.images, image_size)
         return replace(self, images=images)
@@ -176,8 +178,8 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """The facts that are known before a single image is decoded; `native_size` is the usual shorter side in pixels.
-    `task` is what networks shall do with the images, by its name among `hwnas.tasks`."""
+    """The facts that are known before an image is decoded. `native_size` is the usual shorter side in pixels, `task`
+    the name of what networks shall do with the images, among `hwnas.tasks`."""
 
     name: str
     channels: int
@@ -186,21 +188,21 @@ class DatasetInfo:
     task: str = CLASSIFICATION
 
 
-# Decodes rows of a listing's parts at a size: for each entry images uint8 [k, c, size, size], and kept bool [rows].
-# `kept` is False where an image could not be read, if the options allow that: such rows are not in `images`.
+# Decodes a selection at a size. For each of its entries: images uint8 [k, c, size, size], and bool [rows], which is
+# False for an image that could not be read, if the options allow that. Such rows are not among the k images.
 ReadRows = Callable[[Selection, int, Progress | None], list[tuple[Images, NDArray[np.bool_]]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A data set listed but not decoded.
+    """A data set that is listed but not decoded.
 
-    `parts`: labels of `train`, and of `val` and `test` if its makers hold them out. `identity` names the content; it
-    is empty if `contents`, the files, do so. `where` is the place for error messages.
-    `left_out` counts files that are no part of it, by reason; `read` adds those that it drops. `pictures`: whether
-    images become square by `decode`, or are arrays that `resize` takes (None: otherwise). `name_of` is what messages
-    call an image of a part, `remarks` are sentences about the parts, and `survey` describes the
-    pictures that `read` has decoded. `keys` gives each image of each part a text that equal images share.
+    `parts` holds the labels of `train`, and of `val` and `test` if its makers hold them out. `identity` names the
+    content; it is empty if `contents`, the hashes of the files, do so. `where` is the place for error messages.
+    `left_out` counts files that are no part of it, by reason; `read` adds the images that it drops. `pictures` is True
+    if images become square by `decode`, False if they are arrays that `resize` takes, otherwise None. `name_of` names
+    an image of a part in messages. `remarks` are sentences about the parts, and `survey` describes the pictures that
+    `read` has decoded. `keys` gives each image a text that equal images share. `boxes`: of each part as in a `Split`.
     """
 
     info: DatasetInfo
@@ -219,19 +221,20 @@ class Listing:
     boxes: Mapping[str, NDArray[np.float32]] | None = None
 
 
+# The texts that `Preparation.facts` writes as "resize".
 _RESIZING = re.compile("(?P<pictures>(shorter side|both sides) to [0-9]{1,5}, bilinear, anti-aliased)?"
                        "(?(pictures)|[0-9]{1,5} given)(, then [0-9]{1,5}){0,9}")
-_MOST_PX = 4096
+_MOST_PX = 4096  # of a side, in a model file
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """The way from an image to the pixels that a network is fed: through square ones of all `sizes`, in their order.
+    """The way from an image to the square pixels that a network receives, by way of all `sizes` in their order.
 
-    `pictures`: the first size is had from a picture, as by `hwnas.data.decoding.decode`; otherwise images are arrays of
-    that size. `resize` makes the sizes behind it. `levels` and `upright` are those of `hwnas.data.pixels.as_seen`,
-    `remarks` what it did with the training images, for people. `levels` is None if these had 8 bits. `whole`: nothing
-    of a picture is cut off; it is stretched to a square.
+    `pictures`: `hwnas.data.decoding.decode` makes the first size from a picture; otherwise images are arrays of that
+    size. `resize` makes the further sizes. `levels` and `upright` are arguments of `hwnas.data.pixels.as_seen`, and
+    `remarks` say what it did with the training images. `levels` is None if these had 8 bits. `whole`: a picture is
+    stretched to a square, and nothing is cut off.
     """
 
     pictures: bool
@@ -243,26 +246,26 @@ class Preparation:
     whole: bool = False
 
     def at(self, image_size: int) -> Preparation:
-        """The same, resized further to `image_size`."""
+        """Return the same preparation with a last step to `image_size`."""
         return self if image_size == self.sizes[-1] else replace(self, sizes=(*self.sizes, image_size))
 
     def facts(self) -> dict[str, Any]:
-        """Plain words for a model file: colour order, resizing, crop; levels if any image had some, and rotation."""
+        """Return plain words for a model file: colours, size, resizing, crop, and levels and `upright` if set."""
         side = "both sides" if self.whole else "shorter side"
-        how = f"{side} to {self.sizes[0]}, bilinear, anti-aliased" if self.pictures else f"{self.sizes[0]} given"
+        first_step = f"{side} to {self.sizes[0]}, bilinear, anti-aliased" if self.pictures else f"{self.sizes[0]} given"
         return {"channels": "grey" if self.channels == 1 else "RGB", "size": self.sizes[-1],
-                "resize": ", then ".join([how, *map(str, self.sizes[1:])]),
+                "resize": ", then ".join([first_step, *map(str, self.sizes[1:])]),
                 "crop": "centre" if self.pictures and not self.whole else "none",
                 **({"levels": list(self.levels)} if self.levels else {}),
                 **({"upright": True} if self.upright else {})}
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Preparation:
-        """Inverse of `facts`; KeyError, TypeError or ValueError for words that are not its."""
-        how = _RESIZING.fullmatch(facts["resize"])
-        if how is None:
+        """Return the preparation that `facts` describe; KeyError, TypeError or ValueError for foreign words."""
+        resizing = _RESIZING.fullmatch(facts["resize"])
+        if resizing is None:
             raise ValueError(f"resize {str(facts['resize'])[:100]!r} is not known")
-        sizes = tuple(int(text) for text in re.findall("[0-9]+", how[0]))
+        sizes = tuple(int(text) for text in re.findall("[0-9]+", resizing[0]))
         if not all(0 < size <= _MOST_PX for size in sizes):
             raise ValueError(f"an image of {max(sizes)} px")
         levels = None
@@ -271,12 +274,12 @@ class Preparation:
             if not first < end:
                 raise ValueError(f"levels {first:g} to {end:g}")
             levels = first, end
-        return cls(bool(how["pictures"]), sizes, 1 if facts["channels"] == "grey" else 3, levels,
-                   bool(facts.get("upright")), whole=how[0].startswith("both"))
+        return cls(bool(resizing["pictures"]), sizes, 1 if facts["channels"] == "grey" else 3, levels,
+                   bool(facts.get("upright")), whole=resizing[0].startswith("both"))
 
     def code(self) -> str:
-        """A function of Pillow and numpy alone, from a file's path (pictures) or uint8 pixels to float32 [c, h, w] of
-        levels 0 to 255."""
+        """Return Python code of Pillow and numpy alone. Its function `prepared` turns a file's path (pictures) or uint8
+        pixels into float32 [c, h, w] of levels 0 to 255."""
         mode, size = ("L" if self.channels == 1 else "RGB"), self.sizes[0]
         lines = ["import numpy as np", "import PIL.Image", "import PIL.ImageOps", ""]
         if self.pictures:
@@ -291,23 +294,22 @@ class Preparation:
             lines += [f"def prepared(pixels):  # uint8 [{size}, {size}{', 3' if self.channels > 1 else ''}]",
                       "    image = PIL.Image.fromarray(pixels)"]
         for before, after in pairwise(self.sizes):
-            made = (f"PIL.ImageOps.expand(image, {(after - before) // 2})" if is_padded(before, after) else
+            step = (f"PIL.ImageOps.expand(image, {(after - before) // 2})" if is_padded(before, after) else
                     f"image.resize(({after}, {after}), PIL.Image.Resampling.BILINEAR)")
-            lines.append(f"    image = {made}")
+            lines.append(f"    image = {step}")
         array = "np.asarray(image, np.float32)"
         return "\n".join([*lines, f"    return {array}{'[None]' if self.channels == 1 else '.transpose(2, 0, 1)'}"])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Dataset:
-    """Train, validation and test set of one size. `mean` and `std` are the training images', per channel, on 0..1.
+    """Three sets of one size. `mean` and `std` are of the training images, per channel, on 0..1.
 
-    `skipped` counts images that could not be decoded, `left_out` all files left out, by reason. The search sees train
-    and validation only; test is the report's.
-    `fingerprint` changes with any byte of a file, label, row of the split, or the size. `preparation` is None where a
-    data set of another package does not say. `title` is what people call it where `name` is that of a reader: its
-    folder. `remarks` are sentences about the sets that belong in a report, `kinds` what the pictures are. `task`: as of
-    a `DatasetInfo`.
+    `skipped` counts images of the sets that were not decoded, `left_out` all files left out, by reason. The search sees
+    training and validation images only; the test set is for the report. `fingerprint` changes with any byte of a file,
+    label, row of the split, or the size. `preparation` is None if a data set of another package does not give one.
+    `title` is the name of the folder if `name` is that of a reader. `remarks` are sentences about the sets for a
+    report, `kinds` say what the pictures are. `task`: as of a `DatasetInfo`.
     """
 
     name: str
@@ -330,15 +332,14 @@ class Dataset:
     task: str = CLASSIFICATION
 
     def constant_answer(self) -> tuple[str, float] | None:
-        """The most frequent class of the training images, and the share of test images that it answers rightly; None if
-        images have more than one."""
+        """Return the most frequent training class, and the share of test images that have it; None with boxes."""
         if self.train.boxes is not None:
             return None
         label = int(np.bincount(self.train.labels).argmax())
         return self.class_names[label], float((self.test.labels == label).mean())
 
     def describe(self) -> list[str]:
-        """At most four lines: classes and images of each set, what the pictures are, what was left out."""
+        """Return at most four lines: classes and images of each set, the kinds of pictures, and what was left out."""
         first = (f"{self.title or self.name}: {len(self.class_names)} classes; {len(self.train):,} training, "
                  f"{len(self.validation):,} validation and {len(self.test):,} test images at {self.image_size} px")
         if (constant := self.constant_answer()) is not None:
@@ -350,29 +351,28 @@ class Dataset:
                 if line]
 
     def normalise(self, images: Images) -> NDArray[np.float32]:
-        """Return the pixels that a network is fed, see `normalise`."""
+        """Return the pixels that a network receives, see the function `normalise`."""
         return normalise(images, self.mean, self.std)
 
     def fingerprint_at(self, image_size: int) -> str:
-        """The fingerprint of `at_size`, without resizing anything."""
+        """Return the fingerprint of `at_size`, without resizing anything."""
         return self.fingerprint if image_size == self.image_size else digest(self.fingerprint, image_size)
 
     def at_size(self, image_size: int, later: bool = False) -> Dataset:
-        """The same images resized (anti-aliased), `mean` and `std` kept, so that figures stay comparable. `later`: who
-        needs few of them, or each once."""
+        """Return the data set with its images resized (anti-aliased). `mean` and `std` stay, so that figures stay
+        comparable. `later`: resize when rows are read, for a caller that needs few of them, or each once."""
         if image_size == self.image_size:
             return self
-        how = self.preparation and self.preparation.at(image_size)
+        preparation = self.preparation and self.preparation.at(image_size)
         train, validation, test = (part.resize(image_size, later) for part in (self.train, self.validation, self.test))
         return replace(self, train=train, validation=validation, test=test, image_size=image_size,
-                       fingerprint=self.fingerprint_at(image_size), preparation=how)
+                       fingerprint=self.fingerprint_at(image_size), preparation=preparation)
 
 
 def normalise(images: Images, mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
-    """Pixels [n, c, h, w] as float32, (images / 255 - mean) / std per channel.
-
-    The last bit counts: with mean and std 0.5 every level lies half way between two of int8, so that it decides.
-    """
+    """Return pixels [n, c, h, w] as float32, (images / 255 - mean) / std per channel. The last bit counts: with mean
+    and std 0.5 every level is half way between two of int8, and that bit decides."""
+    # One multiplication and one subtraction for each pixel: images * scale - shift.
     scale = np.asarray([1 / (255 * each) for each in std], np.float32)
     shift = np.asarray([each / spread for each, spread in zip(mean, std, strict=True)], np.float32)
     result = np.asarray(images, np.float32) * scale[:, None, None]
@@ -381,12 +381,12 @@ def normalise(images: Images, mean: Sequence[float], std: Sequence[float]) -> ND
 
 
 def is_padded(before: int, after: int) -> bool:
-    """Return whether `resize` from one size to the other pads."""
+    """Return whether `resize` pads from one size to the other: by an even number, at most a quarter in all."""
     return 0 < after - before <= before // 4 and (after - before) % 2 == 0
 
 
 class ResizedImages:
-    """Images [n, c, px, px] that are resized when rows of them are read, see `resize`."""
+    """An array of images [n, c, px, px] that resizes rows when they are read, see `resize`."""
 
     def __init__(self, images: Images, image_size: int) -> None:
         self._images, self._px = images, image_size
@@ -405,8 +405,8 @@ class ResizedImages:
 
 
 def resize(images: Images, image_size: int) -> Images:
-    """Images [n, c, h, w] at `image_size`: padded with 0 where that adds an eighth at most on each side (28 to 32),
-    otherwise bilinear with anti-aliasing, by Pillow, so that the code of a card gives the same pixels."""
+    """Return images [n, c, h, w] at `image_size`. They are padded with 0 if that adds an eighth at most on each side
+    (28 to 32). Otherwise Pillow resizes them, bilinear with anti-aliasing, as the code of a card does."""
     height, width = images.shape[2:]
     if (height, width) == (image_size, image_size):
         return images
@@ -421,14 +421,14 @@ def resize(images: Images, image_size: int) -> Images:
 
 
 def left_out_text(left_out: Mapping[str, int], most: int = 6) -> str:
-    """"left out: 12 (ending .heic), 1 (cannot be decoded)", the most frequent reasons first; empty for none."""
+    """Return "left out: 12 (ending .heic), …" with the most frequent reasons first; empty if nothing was left out."""
     order = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
     rest = f" and {sum(n for _, n in order[most:])} for other reasons" if len(order) > most else ""
     return f"left out: {', '.join(f'{n} ({reason})' for reason, n in order[:most])}{rest}" if order else ""
 
 
 class Subsets:
-    """`train_images` and `validation_images` (0: all) of `dataset`, the same for every network."""
+    """The parts of `dataset` with `train_images` and `validation_images` (0: all), the same for every network."""
 
     def __init__(self, dataset: Dataset, train_images: int, validation_images: int) -> None:
         self.train, self.validation = (
@@ -437,7 +437,7 @@ class Subsets:
         self._sized: dict[int, tuple[Split, Split]] = {}
 
     def at(self, image_size: int) -> tuple[Split, Split]:
-        """Training and validation images at `image_size`, resized once."""
+        """Return training and validation images at `image_size`; each size is made once."""
         if image_size not in self._sized:
             self._sized[image_size] = self.train.resize(image_size), self.validation.resize(image_size)
         return self._sized[image_size]

@@ -1,4 +1,4 @@
-"""Decodes images: once, to uint8 at one size, kept in a file for the next command."""
+"""Images are decoded once, to uint8 at one size, and kept in a file for the next command."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 Dropped = dict[str, list[int]]  # rows left out, by reason
 IN_MEMORY = 1 << 30  # bytes; more stays in its file, which is mapped
 KEPT = 1 << 24  # bytes from which decoded images are kept in a file
-MOST_FILES = 16  # of decoded images that are kept
-ZEROS = 1 << 20
+MOST_FILES = 16  # files of decoded images that are kept
+ZEROS = 1 << 20  # bytes that are written at a time
 IN_FLIGHT = 64_000_000  # pixels that all threads decode at a time: up to 8 bytes each while an image is converted
-FREE = 1_000_000  # pixels of an image that needs no leave: asking costs more than so few can take
+FREE = 1_000_000  # pixels of an image that passes without the gate, whose lock would cost more than it saves
 CANNOT, TOO_LARGE = "cannot be decoded", "too many pixels"  # reasons to leave an image out
-LOOKED_AT = 64  # images whose headers say what the others are
-AHEAD = 64  # images that are decoded before the first of them is taken
+LOOKED_AT = 64  # images whose headers are read, to learn what the others are
+AHEAD = 64  # images that threads decode before the first of them is taken
 _SHOWN = 3  # files that an error names
 
 
 class Source(Protocol):
-    """One encoded image."""
+    """An encoded image."""
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class Source(Protocol):
         ...
 
     def open(self) -> Image.Image:
-        """The image, not yet decoded; raises what Pillow does."""
+        """Open the image without decoding it; raises what Pillow does."""
         ...
 
 
@@ -68,10 +68,8 @@ class LazyImage:
 
 
 def look(sources: Sequence[Source], options: DatasetOptions, where: str) -> tuple[int, int]:
-    """Channels and usual shorter side in pixels, from the headers of LOOKED_AT images spread over the classes.
-
-    DataError when no image can be read, or when any cannot and `skip_unreadable` is off.
-    """
+    """Return channels and usual shorter side in pixels, from the headers of LOOKED_AT images spread over the classes.
+    DataError if none of them can be read, or if one cannot and `skip_unreadable` is off."""
     rows = np.unique(np.linspace(0, len(sources) - 1, min(LOOKED_AT, len(sources))).round().astype(int))
     grey, sides = True, []
     for row in rows:
@@ -93,8 +91,7 @@ def _unreadable() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def _bounded_here() -> Iterator[None]:
-    """Pillow warns of large images; in this block, which all threads share, `max_pixels` decides without a word. EXIF
-    entries that are torn are no matter."""
+    """Silence Pillow's warnings in this block, for all threads: `max_pixels` decides, and torn EXIF does not matter."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(Possibly c|C)orrupt EXIF", UserWarning)
         warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
@@ -106,19 +103,20 @@ def _too_large() -> tuple[type[Exception], ...]:
 
 
 def unreadable(source: Source, error: Exception, sources: Sequence[Source]) -> DataError:
-    """Return the error that names an image which cannot be decoded, those of `sources` like it, and what to do."""
+    """Return the error for an image that cannot be decoded, with others of its wrong kind and the next step."""
+    # A file of another kind is rarely alone: name some of the others too.
     if isinstance(error, WrongKind):
-        alike = [each.name for each in sources if each is not source and kind_of(each) == error.kind]
-        names = ", ".join(alike[:_SHOWN - 1]) + (" …" if len(alike) >= _SHOWN else "")
-        more = f", and so are {len(alike):,} more ({names})" if alike else ""
+        same_kind = [each.name for each in sources if each is not source and kind_of(each) == error.kind]
+        names = ", ".join(same_kind[:_SHOWN - 1]) + (" …" if len(same_kind) >= _SHOWN else "")
+        more = f", and so are {len(same_kind):,} more ({names})" if same_kind else ""
         return DataError(f"{source.name}: unreadable image: it is {error.kind}{more}. {error.step}, or set "
                          "dataset.skip_unreadable=true.")
     reason = " ".join(str(error).replace(source.name, "").split()) or type(error).__name__
-    what = "image too large" if isinstance(error, _too_large()) else "unreadable image"
+    fault = "image too large" if isinstance(error, _too_large()) else "unreadable image"
     step = "Set dataset.max_pixels higher" if isinstance(error, TooManyPixels) else "Remove it"
     if isinstance(error, PIL.UnidentifiedImageError):
         reason, step = "torn, or of a kind that is not read", "Convert or remove it"
-    return DataError(f"{source.name}: {what} ({reason}). {step}, or set dataset.skip_unreadable=true.")
+    return DataError(f"{source.name}: {fault} ({reason}). {step}, or set dataset.skip_unreadable=true.")
 
 
 def kind_of(source: Source) -> str:
@@ -135,14 +133,14 @@ class TooManyPixels(ValueError):
 
 
 class _Gate:
-    """Lets threads pass with so many pixels, `most` together; an image of more passes alone."""
+    """A gate for threads. Images that are inside together have at most `most` pixels; an image of more passes alone."""
 
     def __init__(self, most: int) -> None:
         self._most, self._free, self._changed = most, most, Condition()
 
     @contextmanager
     def hold(self, pixels: int) -> Iterator[None]:
-        """Wait until there is room for the pixels, and take it during the block."""
+        """Wait until there is room for the pixels, and occupy it during the block."""
         pixels = min(pixels, self._most)
         with self._changed:
             self._changed.wait_for(lambda: pixels <= self._free)
@@ -161,34 +159,31 @@ class _NeedsLevels(Exception):
 
 def decode(file: PIL.Image.Image, image_size: int, channels: int, levels: Levels = ALL_16_BITS, upright: bool = False,
            whole: bool = False) -> Images:
-    """One image [c, size, size]: shorter side resized (bilinear, anti-aliased), centre kept; `whole`: stretched to a
-    square. Raises what Pillow does.
-
-    `levels` and `upright` are those of `as_seen`.
-    """
+    """Return one image [c, size, size]: shorter side resized (bilinear, anti-aliased) and centre kept, or with `whole`
+    stretched to a square. Raises what Pillow does. `levels` and `upright` are arguments of `as_seen`."""
     _shrink(file, image_size)
-    seen, square = as_seen(file, "L" if channels == 1 else "RGB", levels, upright), (image_size, image_size)
-    array = np.asarray(seen.resize(square, PIL.Image.Resampling.BILINEAR) if whole else
-                       PIL.ImageOps.fit(seen, square, PIL.Image.Resampling.BILINEAR))
+    picture, square = as_seen(file, "L" if channels == 1 else "RGB", levels, upright), (image_size, image_size)
+    array = np.asarray(picture.resize(square, PIL.Image.Resampling.BILINEAR) if whole else
+                       PIL.ImageOps.fit(picture, square, PIL.Image.Resampling.BILINEAR))
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
 
 
 def _shrink(file: Image.Image, image_size: int) -> int:
-    """Ask for a JPEG at a fraction of its size; returns how many pixels will be decoded. Ask as often as you like."""
+    """Ask for a JPEG at a fraction of its size, and return how many pixels will be decoded. May be called again."""
     whole = file.width * file.height
     file.draft(None, (2 * image_size, 2 * image_size))
+    # Pillow holds a progressive JPEG in memory at its full size, whatever fraction it then gives.
     return whole if file.info.get("progressive") else file.width * file.height
 
 
 @dataclass(slots=True)
 class Decoder:
-    """Decodes the images of each part. They are kept in a file, which above 1 GiB is mapped.
+    """A decoder of the images of each part. It keeps them in a file if they are many, and maps that above 1 GiB.
 
-    `content` names what all sources hold, and that file by it: another content is decoded anew; without it there is no
-    file. `left_out` counts dropped images by reason, and `survey` says what the others are. With `refuses_dark` an
-    image of more than 8 bits that uses none of the upper ones is an error: nobody has said what is white in it.
-    `whole`: as of `decode`.
-    Memory stays small whatever the images claim: see `dataset.max_pixels` and IN_FLIGHT.
+    `content` names what all sources hold, and so the file: other content is decoded anew. Without it there is no file.
+    `left_out` counts dropped images by reason, and `survey` describes the others. With `refuses_dark` an image of more
+    than 8 bits that uses none of the upper ones is an error: nobody has said which value is white. `whole`: as of
+    `decode`. Memory stays small whatever size images claim: see `dataset.max_pixels` and IN_FLIGHT.
     """
 
     sources: Mapping[str, Sequence[Source]]
@@ -202,33 +197,33 @@ class Decoder:
 
     def __call__(self, selection: Selection, image_size: int, progress: Progress | None
                  ) -> list[tuple[Images, NDArray[np.bool_]]]:
+        # 1. Decode the images of all parts into one array, or take it from the file of an earlier command.
         sources = [self.sources[part][row] for part, rows in selection for row in rows]
         shape = (len(sources), self.channels, image_size, image_size)
         if self.content is None or np.prod(shape) <= min(KEPT, IN_MEMORY):
             images: Images = np.empty(shape, np.uint8)
             dropped = self._decode_all(sources, images, progress)
         else:
-            chosen = [f"{part} {hashlib.sha256(rows.tobytes()).hexdigest()}" for part, rows in selection]
+            row_digests = [f"{part} {hashlib.sha256(rows.tobytes()).hexdigest()}" for part, rows in selection]
             options = self.options
-            key = digest(self.content(), *chosen, options.skip_unreadable, options.max_pixels, options.levels,
+            key = digest(self.content(), *row_digests, options.skip_unreadable, options.max_pixels, options.levels,
                          options.upright, options.channels, PIL.__version__, shape, *["whole"] * self.whole)
             images, dropped = self._keep_file(key, sources, shape, progress)
         self.left_out.update({reason: len(rows) for reason, rows in dropped.items()})
-        kept = np.ones(len(sources), bool)
-        kept[[row for rows in dropped.values() for row in rows]] = False
+        # 2. Divide the array by parts: it has no rows for dropped images.
+        is_decoded = np.ones(len(sources), bool)
+        is_decoded[[row for rows in dropped.values() for row in rows]] = False
         parts, row, position = [], 0, 0
         for _, rows in selection:
-            here = kept[row:row + len(rows)]
-            row, start, position = row + len(rows), position, position + int(here.sum())
-            parts.append((images[start:position], here))
+            in_part = is_decoded[row:row + len(rows)]
+            row, start, position = row + len(rows), position, position + int(in_part.sum())
+            parts.append((images[start:position], in_part))
         return parts
 
     def _decode_all(self, sources: Sequence[Source], images: Images, progress: Progress | None,
                     survey: Survey | None = None) -> Dropped:
-        """Fill `images` from the front with the images that can be read; returns the rows of the others by reason.
-
-        If an image needs levels, all begins anew with those of the range of all images.
-        """
+        """Fill `images` from the front with the images that can be read. Return the rows of the others by reason. If an
+        image needs levels, start again with levels from the range of all images."""
         dropped: Dropped = {}
         position, gate, survey = 0, _Gate(IN_FLIGHT), survey or Survey(self.options.levels)
         work = partial(self._try, gate, survey.levels, images.shape[2])
@@ -251,7 +246,7 @@ class Decoder:
 
     def _try(self, gate: _Gate, levels: Levels | None, image_size: int, source: Source
              ) -> tuple[Images, ImageFacts] | str:
-        """The image and what it is, or why it is left out."""
+        """Return the image and its facts, or the reason why it is left out."""
         try:
             with self._open(source) as image:
                 if self.channels == 1 and self.options.channels is None and image.mode not in GREY:
@@ -274,7 +269,7 @@ class Decoder:
 
     @contextmanager
     def _open(self, source: Source) -> Iterator[Image.Image]:
-        """The image, which has no more pixels than the options allow."""
+        """Open an image. TooManyPixels if it has more than the options allow."""
         most = self.options.max_pixels
         with source.open() as image:
             if image.width * image.height > most:
@@ -282,7 +277,7 @@ class Decoder:
             yield image
 
     def _measure_range(self) -> Range:
-        """The values of all deep images of the data set."""
+        """Return the range of the values of all deep images of the data set."""
         values = Range()
         with _bounded_here():
             for source in (each for part in self.sources.values() for each in part):
@@ -294,32 +289,32 @@ class Decoder:
 
     def _keep_file(self, key: str, sources: Sequence[Source], shape: tuple[int, ...], progress: Progress | None
                    ) -> tuple[Images, Dropped]:
-        """Images in a file below the user's folder, decoded once; `key` names their content.
-
-        The file of dropped rows is written first, so that a whole .npy always has one beside it.
-        """
+        """Return images that are decoded once, into a file below the user's folder; `key` names their content. The file
+        of dropped rows is written first, so that each whole .npy has one beside it."""
         path = home() / "cache" / f"images-{key}.npy"
         facts, is_large = path.with_suffix(".json"), bool(np.prod(shape) > IN_MEMORY)
-        mapped: Literal["r"] | None = "r" if is_large else None
-        kept = _read_kept(path, facts, shape, mapped)
-        if kept is not None:
-            images, dropped, survey = kept
+        mmap_mode: Literal["r"] | None = "r" if is_large else None
+        # 1. An earlier command may have decoded them.
+        stored = _read_kept(path, facts, shape, mmap_mode)
+        if stored is not None:
+            images, dropped, survey = stored
             self.survey.take(survey)
             return images, dropped
-        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        # 2. Decode into a file of another name, and rename it when it is whole: a kill leaves no torn file.
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            written = np.lib.format.open_memmap(beside, "w+", np.uint8, shape)
-            _reserve(beside, written.offset)
-            dropped = self._decode_all(sources, written, progress)
-            written.flush()
-            del written
+            file_images = np.lib.format.open_memmap(temporary, "w+", np.uint8, shape)
+            _reserve(temporary, file_images.offset)
+            dropped = self._decode_all(sources, file_images, progress)
+            file_images.flush()
+            del file_images
             write_atomic(facts, json.dumps({"dropped": dropped, "survey": asdict(self.survey)}))
-            os.replace(beside, path)
+            os.replace(temporary, path)
             remove_oldest(path.parent, "images-*.npy", MOST_FILES)  # a process that has mapped one keeps it
-            return np.load(path, mapped), dropped
+            return np.load(path, mmap_mode), dropped
         except OSError as error:
-            if not is_large:  # it has room in memory, and the next command decodes anew
+            if not is_large:  # the images fit into memory, and the next command decodes them again
                 images = np.empty(shape, np.uint8)
                 return images, self._decode_all(sources, images, progress)
             raise DataError(f"cannot write {path}, which needs {np.prod(shape) + 128:,} bytes in {path.parent}: "
@@ -327,27 +322,24 @@ class Decoder:
                             "disk.") from error
         finally:
             with suppress(OSError):
-                beside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
 
 def _read_kept(path: Path, facts: Path, shape: tuple[int, ...], mapped: Literal["r"] | None
                ) -> tuple[Images, Dropped, Survey] | None:
-    """Return what an earlier command kept; None if it is not there, or is torn."""
+    """Return the images that an earlier command kept, with their facts; None if the file is missing or torn."""
     try:
-        known = json.loads(facts.read_text())
+        document = json.loads(facts.read_text())
         images: Images = np.load(path, mapped, allow_pickle=False)
-        kept = images, dict(known["dropped"]), Survey.of(known["survey"])
+        stored = images, dict(document["dropped"]), Survey.of(document["survey"])
     except (*WRONG, OSError, EOFError):
         return None
-    return kept if images.shape == shape and images.dtype == np.uint8 else None
+    return stored if images.shape == shape and images.dtype == np.uint8 else None
 
 
 def _reserve(path: Path, start: int) -> None:
-    """Give the file the space that its size promises, without a change from byte `start` on but zeros; OSError when
-    there is less.
-
-    A mapped file is sparse: without this, a full disk is told by a signal that ends the process.
-    """
+    """Reserve the disk space of a file's size; it may write zeros from byte `start` on. OSError if there is too little.
+    A mapped file is sparse: without this, a full disk ends the process by a signal."""
     with open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
         try:
@@ -365,15 +357,15 @@ Result = TypeVar("Result")
 
 def _keep_order(pool: ThreadPoolExecutor, work: Callable[[Source], Result], sources: Iterable[Source]
                 ) -> Iterator[Result]:
-    """Results in order. Few images are decoded ahead, so that memory stays small and the first error ends it."""
-    waiting: deque[Future[Result]] = deque()
+    """Yield results in order. Few images are decoded ahead: memory stays small, and the first error ends the work."""
+    futures: deque[Future[Result]] = deque()
     try:
         for source in sources:
-            waiting.append(pool.submit(work, source))
-            if len(waiting) == AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            futures.append(pool.submit(work, source))
+            if len(futures) == AHEAD:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
     finally:
-        for future in waiting:
+        for future in futures:
             future.cancel()

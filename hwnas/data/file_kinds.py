@@ -1,4 +1,4 @@
-"""File kinds: what a file that Pillow cannot open is, by its first bytes, and what to do with it."""
+"""The kinds of files that Pillow cannot open, by their first bytes, and what to do with each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ HEAD = 512  # bytes that are looked at
 
 
 class WrongKind(OSError):
-    """A file that is no image of a format that is read: what it is, and the next step."""
+    """An error: the file is no image of a format that is read. `kind` says what it is, `step` what to do with it."""
 
     def __init__(self, kind: str, step: str) -> None:
         super().__init__(f"it is {kind}")
@@ -37,12 +37,13 @@ _PAGE = (b"<!doctype html", b"<html", b"<head", b"<body", b"<script")
 
 
 def kind_of_file(head: bytes) -> tuple[str, str]:
-    """Return what a file is by its first bytes, and the next step; two empty texts if that is unknown."""
+    """Return the kind of a file by its first bytes, and the next step; two empty texts if it is unknown."""
     if not head:
         return "empty", _AGAIN
     for place, mark, kind, step in _MARKS:
         if head[place:place + len(mark)] == mark:
             return kind, step
+    # Text formats have no mark at a fixed place: look behind a byte order mark and blanks.
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith((b"<svg", b"<?xml", b"<!--")) and b"<svg" in text:
         return "SVG", "Render it"
@@ -50,6 +51,6 @@ def kind_of_file(head: bytes) -> tuple[str, str]:
         return "an HTML page", "Fetch it again: the address gave a page and no image"
     if not head.strip(b"\0"):
         return "zeros only", _AGAIN
-    if not head.translate(None, bytes(range(32, 256)) + b"\t\r\n\f"):
+    if not head.translate(None, bytes(range(32, 256)) + b"\t\r\n\f"):  # no control characters
         return "text", _AGAIN
     return "", ""

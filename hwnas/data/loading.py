@@ -1,4 +1,4 @@
-"""Loading a data set by name: listed, checked, split into three disjoint sets, decoded."""
+"""A data set is loaded by its name: listed, checked, split into three disjoint sets, and decoded."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from hwnas.system.paths import home
 from hwnas.tasks.task import load_task
 
 GROUP = "hwnas.datasets"  # entry points of other packages
-_ANYBODYS: dict[str, Callable[[DatasetOptions], Listing]] = {  # readers, whose data sets are called as their folders
+_ANYBODYS: dict[str, Callable[[DatasetOptions], Listing]] = {  # readers of any data: a data set has its folder's name
     "arrays": array_files, "coco": coco, "imagefolder": image_folder, "voc": voc, "yolo": yolo}
 _BUILT_IN = {**_ANYBODYS, "digit_scenes": digit_scenes, "digits": digits, "fashion_mnist": fashion_mnist}
 
 
 def inspect_dataset(config: Config) -> DatasetInfo:
-    """Channels, classes and native size, without decoding the images; DataError as `load_dataset`."""
+    """Return channels, classes and native size, without decoding images. Raises DataError as `load_dataset`."""
     return _listing(DatasetOptions.from_config(config)).info
 
 
 def list_classes(config: Config, seed: int) -> Sequence[str]:
-    """The names of the classes, in the order of labels; raises what `load_dataset` does before it decodes images."""
+    """Return the names of the classes, in the order of labels. Raises what `load_dataset` does before decoding."""
     options = DatasetOptions.from_config(config)
     listing = _listing(options)
     split(listing.parts, listing.class_names, options, seed, listing.where)
@@ -65,7 +65,7 @@ def identify_images(config: Config, seed: int) -> str:
 
 
 def read_images(config: Config, image_size: int, seed: int, console: Console) -> Dataset:
-    """`load_dataset` as a step of a command, which says what the data are, and what is odd about them."""
+    """Run `load_dataset` as a step of a command that prints the facts of the data, and remarks on what is odd."""
     with console.step("read images") as report:
         dataset = load_dataset(config, image_size, seed, lambda done, total: report(done / max(total, 1)))
     for line in dataset.describe():
@@ -79,61 +79,66 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
                  most: Mapping[str, int] = MappingProxyType({})) -> Dataset:
     """List, check, split and decode the data set of `config` (the `dataset` group; `config.image_size` wins).
 
-    DataError when it is missing, empty, of one class, has an unreadable image or too few images of a class.
-    `progress(done, total)` counts decoded images. `most`: how many images of a set are read, if not all.
+    DataError if it is missing, empty, of one class, has an unreadable image or too few images of a class.
+    `progress(done, total)` counts decoded images. `most`: the number of images of a set that are read, if not all.
     """
     options = DatasetOptions.from_config(config)
     listing = _listing(options)
     if len(listing.class_names) < 2 and listing.boxes is None:
         raise DataError(f"{listing.where}: one class only ({', '.join(listing.class_names)}); nothing to tell apart. "
                         "Give a data set with at least two classes.")
+    # 1. Split. Images with boxes are drawn as one class, as they have none of their own.
     size = options.image_size or image_size
-    known = listing.keys() if listing.keys is not None else None
-    drawn_by = listing.class_names if listing.boxes is None else ("of any class",)
-    chosen = split(listing.parts, drawn_by, options, seed, listing.where, None if known is None else known["train"])
+    part_keys = listing.keys() if listing.keys is not None else None
+    strata = listing.class_names if listing.boxes is None else ("of any class",)
+    rows_of_set = split(listing.parts, strata, options, seed, listing.where,
+                        None if part_keys is None else part_keys["train"])
     names = ("train", "validation", "test")
     for name, n in most.items():
-        part, rows = chosen[name]
-        chosen[name] = part, rows[subset(listing.parts[part][rows], n, seed)]
-    decoded = listing.read([chosen[name] for name in names], size, progress)
-    sets, split_up, content = {}, [], {}
-    for name, (images, kept) in zip(names, decoded, strict=True):
-        part, rows = chosen[name]
-        rows = rows[kept]
+        part, rows = rows_of_set[name]
+        rows_of_set[name] = part, rows[subset(listing.parts[part][rows], n, seed)]
+    # 2. Decode all sets at once, and check what is left of each; an image may have been dropped.
+    decoded_sets = listing.read([rows_of_set[name] for name in names], size, progress)
+    sets, split_facts, content = {}, [], {}
+    for name, (images, is_decoded) in zip(names, decoded_sets, strict=True):
+        part, rows = rows_of_set[name]
+        rows = rows[is_decoded]
         labels = listing.parts[part][rows]
-        split_up += [name, part, *(hashlib.sha256(each.tobytes()).hexdigest() for each in (rows, labels))]
+        split_facts += [name, part, *(hashlib.sha256(each.tobytes()).hexdigest() for each in (rows, labels))]
         if part == "train" and name not in most:
-            check_counts(labels, drawn_by, LEAST[name], f"{listing.where}: in the {name} set a class needs")
+            check_counts(labels, strata, LEAST[name], f"{listing.where}: in the {name} set a class needs")
         if not len(labels):
             raise DataError(f"{listing.where}: no image of {part}/ can be read. Check the files.")
         sets[name] = Split(images, labels, None if listing.boxes is None else listing.boxes[part][rows])
         if listing.boxes is not None and not (sets[name].targets[..., 0] >= 0).any():
             raise DataError(f"{listing.where}: no image of the {name} set has an object. Give annotations of these "
                             "images, or leave the set out.")
-        keys = hash_images(images) if known is None else [known[part][row] for row in rows]
+        keys = hash_images(images) if part_keys is None else [part_keys[part][row] for row in rows]
         content[name] = [*zip(keys, labels.tolist(), ((part, int(row)) for row in rows), strict=True)]
-    skipped = sum(int((~kept).sum()) for _, kept in decoded)
+    # 3. Describe the images: statistics, kinds, and remarks on what is odd.
+    skipped = sum(int((~is_decoded).sum()) for _, is_decoded in decoded_sets)
     mean, std = _statistics(sets["train"].images)
     survey = listing.survey
     survey.check(listing.where)
     kinds = survey.lines(options.upright)
-    flat = "the training images have hardly any contrast: nearly black, or all alike" if max(std) < 1.01 / 255 else ""
-    held = ("the val part holds the test images, as there is no test part; validation images are drawn from train"
-            if chosen["test"][0] == "val" else "")
-    remarks = [*listing.remarks, *name_copies(content, listing.name_of), *filter(None, [held, survey.remark, flat])]
+    contrast_remark = ("the training images have hardly any contrast: nearly black, or all alike"
+                       if max(std) < 1.01 / 255 else "")
+    val_remark = ("the val part holds the test images, as there is no test part; validation images are drawn from train"
+                  if rows_of_set["test"][0] == "val" else "")
+    remarks = [*listing.remarks, *name_copies(content, listing.name_of),
+               *filter(None, [val_remark, survey.remark, contrast_remark])]
     return Dataset(
         **sets, name=options.name, class_names=listing.class_names, channels=listing.info.channels, image_size=size,
         mean=mean, std=std, flip=options.flip, skipped=skipped,
-        fingerprint=_fingerprint(listing, options, size, seed, split_up), left_out=dict(listing.left_out),
+        fingerprint=_fingerprint(listing, options, size, seed, split_facts), left_out=dict(listing.left_out),
         preparation=_preparation(listing, size, options), title=_title(options), remarks=tuple(remarks),
         kinds=tuple(kinds), task=listing.info.task)
 
 
 def _title(options: DatasetOptions) -> str:
-    """The name of the folder or file, for readers of any; empty for a data set that has a name of its own, and for
-    objects of a program."""
-    read = options.name in _ANYBODYS or options.name.startswith("timm")
-    if not read or options.root is None or options.root.parent == home() / "cache":
+    """Return the name of the folder or file of `_ANYBODYS` or timm; empty otherwise, and for a program's objects."""
+    has_folder_name = options.name in _ANYBODYS or options.name.startswith("timm")
+    if not has_folder_name or options.root is None or options.root.parent == home() / "cache":
         return ""
     return options.root.resolve().stem
 
@@ -149,24 +154,24 @@ def _preparation(listing: Listing, size: int, options: DatasetOptions) -> Prepar
 
 
 def _fingerprint(listing: Listing, options: DatasetOptions, size: int, seed: int, split_up: Sequence[str]) -> str:
-    how: tuple[object, ...] = (size, seed, options.validation_fraction, options.test_fraction, options.skip_unreadable,
-           listing.info.channels)
+    facts: tuple[object, ...] = (size, seed, options.validation_fraction, options.test_fraction,
+                                 options.skip_unreadable, listing.info.channels)
+    # Rarer facts are added only if they apply, so that fingerprints of all other data sets stay as they were.
     survey = listing.survey
     if survey.levels not in (None, ALL_16_BITS):
-        how += (f"levels={survey.levels}",)
+        facts += (f"levels={survey.levels}",)
     if options.upright:
-        how += ("upright",)
+        facts += ("upright",)
     if TRANSPARENT in survey.marks:
-        how += ("on white",)
+        facts += ("on white",)
     if listing.contents is None:
-        return digest(listing.identity, *how)
+        return digest(listing.identity, *facts)
     columns = [f"{key}={value}" for key, value in sorted(options.options.items())]
-    return digest(listing.contents.identity, *how, *columns, *listing.class_names, *split_up)
+    return digest(listing.contents.identity, *facts, *columns, *listing.class_names, *split_up)
 
 
 def _listing(options: DatasetOptions) -> Listing:
-    """The data set for the task that is asked for, otherwise for that of its annotations. DataError if they do not
-    suit that."""
+    """Return the data set for the task in the options, or else of its annotations. DataError if these do not suit."""
     if options.name.startswith(PREFIX):
         listing = timm_reader(options)
     elif options.name in _BUILT_IN:
@@ -190,12 +195,12 @@ def _listing(options: DatasetOptions) -> Listing:
 
 
 def _statistics(images: Images, at_most: int = 4096) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel on 0..1, over `at_most` images evenly spread."""
+    """Return mean and standard deviation of each channel on 0..1, over `at_most` images evenly spread."""
     rows = np.linspace(0, len(images) - 1, min(len(images), at_most)).round().astype(int)
     values = np.arange(256) / 255
     means, stds = [], []
     for channel in range(images.shape[1]):
-        histogram = np.zeros(256)
+        histogram = np.zeros(256)  # of all rows; only a few images are in memory at a time
         for start in range(0, len(rows), 256):
             histogram += np.bincount(images[rows[start:start + 256], channel].ravel(), minlength=256)
         histogram /= histogram.sum()

@@ -1,8 +1,7 @@
 """Data sets and images that are objects of a Python program.
 
-Arrays, tensors, frames, and data sets of torch and Hugging Face are written below the user's folder as the arrays of
-`hwnas.data.arrays`, which other processes read. Equal data are written alike, whatever the objects are. Images that are
-to be answered are read from where they are.
+Arrays, tensors, frames, and data sets of torch and Hugging Face become arrays of `hwnas.data.arrays` below the user's
+folder, for other processes. Equal data are written alike in any form. Images to predict are read in place.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ _MAYBE_SPLIT = ("set", "fold", "usage", "data_split", "dataset", "part", "phase"
 _FLAGS = ("is_valid", "is_val", "is_test", "is_train", "is_training", "is_training_image", "train")
 _SAME_PIXELS = ("PNG", "BMP", "PPM")  # formats whose pixels are the same however large they are decoded
 _AS_PIXELS = 1 << 30  # bytes of images that are stored as pixels, rather than as their files
-_READ_TWICE = 4  # images at which a random transform shows
+_READ_TWICE = 4  # images that are read a second time, to find random transforms
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Images and labels of a part, as they were given; `class_names` are what the labels 0, 1 … are called."""
+    """The images and labels of a part, as they were given. `class_names` are the names of the labels 0, 1 …"""
 
     images: Any
     labels: Any
@@ -60,42 +59,45 @@ def store_objects(data: Any) -> Path:
     """Write a data set of objects below the user's folder, and return its folder.
 
     Args:
-        data: Whatever WANTED names; also a mapping of parts, such as a DatasetDict or {"train": …, "test": …}, a
+        data: One of the forms in WANTED; also a mapping of parts, such as a DatasetDict or {"train": …, "test": …}, a
             mapping of arrays as in LAYOUT, and a list of (image, label).
 
     Raises:
-        DataError: It is something else, or its images or labels cannot be meant. The error says what to write.
+        DataError: It is something else, or its images or labels make no sense. The error says what to write.
     """
     arrays = read_parts(_find_arrays(data), _WHERE)
     folder = home() / "cache" / f"arrays-{identity_of(arrays)}"
     if not folder.is_dir():
-        beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+        # Write under another name and rename: a folder of the right name is always whole.
+        temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         try:
-            beside.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir(parents=True, exist_ok=True)
             for name, array in arrays.items():
-                np.save(beside / f"{name}.npy", array, allow_pickle=False)
-            os.replace(beside, folder)
+                np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+            os.replace(temporary, folder)
         except OSError as error:
             if not folder.is_dir():  # another process may have written the same
                 raise DataError(f"cannot write {folder} ({error.strerror}). Free space there, or set HWNAS_HOME to a "
                                 "folder on another disk.") from error
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
 def _find_arrays(data: Any) -> dict[str, Any]:
     """Return arrays as `read_parts` takes them."""
+    # 1. A mapping of arrays, as an .npz file has them.
     if isinstance(data, Mapping) and not {*data} <= {*PART_OF} and not _is_set(data):
         if unknown := sorted((name for name in data if name not in {*NAMES, *NAMES.values(), "class_names"}),
                              key=lambda name: name in PART_OF):
             raise DataError(f"data has no part called {unknown[0]!r}.{did_you_mean(str(unknown[0]), PART_OF)} Write "
                             f"{{'train': …, 'validation': …, 'test': …}}, or arrays: {LAYOUT}.")
-        named = {NAMES.get(str(name), str(name)): value for name, value in data.items()}
+        by_name = {NAMES.get(str(name), str(name)): value for name, value in data.items()}
         arrays: dict[str, Any] = {}
-        for name, value in named.items():
+        for name, value in by_name.items():
             arrays |= _read_images(value, name.removesuffix("_images")) if name.endswith("_images") else {name: value}
         return arrays
+    # 2. All other forms are divided into parts first.
     parts = _find_parts(data)
     arrays = {}
     for part, pairs in parts.items():
@@ -104,7 +106,7 @@ def _find_arrays(data: Any) -> dict[str, Any]:
 
 
 def _name_labels(parts: Mapping[str, Pairs], arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the labels of each part. Numbers of a data set that names its classes become names, those that occur."""
+    """Return each part's labels, as names if it has class names; if these are equal, `class_names` that occur, too."""
     labels: dict[str, Any] = {}
     for part, pairs in parts.items():
         labels[f"{part}_labels"] = pairs.labels
@@ -159,7 +161,7 @@ def _columns(value: Any) -> list[Any]:
 
 
 def _split_column(data: Any) -> dict[str, Pairs]:
-    """Return the parts that a column of a frame names; all in `train` if there is no such column."""
+    """Return the parts that a column of a frame names; all rows are `train` if there is no such column."""
     pairs = _read_set(data)
     column = _find_split(data)
     if column is None:
@@ -169,21 +171,22 @@ def _split_column(data: Any) -> dict[str, Pairs]:
         raise DataError(f"data: column {column!r} says {unknown!r}. Write train, validation or test there, or leave "
                         "the column out.")
     rows = {part: [row for row, name in enumerate(names) if PART_OF[name] == part] for part in ALIASES}
-    return {part: Pairs([pairs.images[row] for row in chosen], [pairs.labels[row] for row in chosen],
-                        pairs.class_names) for part, chosen in rows.items() if chosen}
+    return {part: Pairs([pairs.images[row] for row in part_rows], [pairs.labels[row] for row in part_rows],
+                        pairs.class_names) for part, part_rows in rows.items() if part_rows}
 
 
 def _find_split(data: Any) -> Any:
-    """Return the name of the column that names each row's part; None if there is none."""
-    named = {str(name).lower(): name for name in reversed(_columns(data))}
-    if words := [word for word in named if word in _SPLIT_COLUMNS]:
-        return named[words[-1]]
-    for word in (word for word in named if word in _MAYBE_SPLIT):
-        values = {str(value).lower() for value in _read_column(data, named[word])}
+    """Return the name of the column with each row's part, or None. DataError for flags such as is_valid."""
+    names = {str(name).lower(): name for name in reversed(_columns(data))}
+    if words := [word for word in names if word in _SPLIT_COLUMNS]:
+        return names[words[-1]]
+    # A column of an ambiguous name counts only if all of its values are names of parts.
+    for word in (word for word in names if word in _MAYBE_SPLIT):
+        values = {str(value).lower() for value in _read_column(data, names[word])}
         if len(values) > 1 and values <= {*PART_OF}:
-            return named[word]
-    if flag := next((word for word in _FLAGS if word in named), None):
-        raise DataError(f"data: column {named[flag]!r} seems to divide the rows. Write a column split that says train, "
+            return names[word]
+    if flag := next((word for word in _FLAGS if word in names), None):
+        raise DataError(f"data: column {names[flag]!r} seems to divide the rows. Write a column split that says train, "
                         "validation or test, or leave it out.")
     return None
 
@@ -207,6 +210,7 @@ def _read_set(data: Any) -> Pairs:
 
 def _read_columns(data: Any, columns: list[Any]) -> Pairs:
     features = getattr(data, "features", None) or {}
+    # The types that Hugging Face declares come first, then the usual names of columns.
     kinds = {name: type(features[name]).__name__ for name in columns if name in features}
     columns = [name for name in columns if str(name).lower() not in _SPLIT_COLUMNS]
     images = [name for name in columns if kinds.get(name) == "Image"] or [
@@ -226,7 +230,7 @@ def _read_columns(data: Any, columns: list[Any]) -> Pairs:
 
 
 def _read_column(data: Any, name: Any) -> list[Any]:
-    """Return the values of a column; images of Hugging Face as their files, not decoded."""
+    """Return the values of a column; images of Hugging Face as files, unless the user's function changes them."""
     if hasattr(data, "features"):
         is_changed = (getattr(data, "format", None) or {}).get("type") == "custom"  # by a function of the user
         if not hasattr(data, "with_format") or is_changed:
@@ -253,10 +257,10 @@ def _read_items(data: Any) -> Pairs:
         key = next(name for name in items[0] if items[0][name] is pairs.images[0])
         _check_same(pairs.images, lambda row: data[row][key])
         return pairs
-    if wrong := [row for row, item in enumerate(items) if not isinstance(item, list | tuple) or len(item) != 2]:
-        item = items[wrong[0]]
-        what = f"{len(item)} values" if isinstance(item, list | tuple) else kind_of(item)
-        raise DataError(f"data: item {wrong[0]} is {what}. Let each item be (image, label): [(item[0], item[1]) for "
+    if odd_rows := [row for row, item in enumerate(items) if not isinstance(item, list | tuple) or len(item) != 2]:
+        item = items[odd_rows[0]]
+        fact = f"{len(item)} values" if isinstance(item, list | tuple) else kind_of(item)
+        raise DataError(f"data: item {odd_rows[0]} is {fact}. Let each item be (image, label): [(item[0], item[1]) for "
                         "item in data].")
     images = [item[0] for item in items]
     _check_same(images, lambda row: data[row][0])
@@ -264,7 +268,7 @@ def _read_items(data: Any) -> Pairs:
 
 
 def _check_same(images: Any, read_again: Callable[[int], Any]) -> None:
-    """DataError if an image is another when it is read again."""
+    """Raise DataError if one of the first images is another when it is read again."""
     for row, image in enumerate(images[:_READ_TWICE]):
         first, again = np.asarray(image), np.asarray(read_again(row))
         if not np.array_equal(first, again, equal_nan=first.dtype.kind == "f"):
@@ -280,7 +284,7 @@ def _read_item(data: Any, row: int) -> Any:
 
 
 def _class_names(data: Any) -> tuple[str, ...]:
-    """Return the names of the classes of a torch data set, also of a part of one; empty if it has none."""
+    """Return the names of the classes of a torch data set or of a part of one; empty if it has none."""
     while not hasattr(data, "classes"):
         if hasattr(data, "datasets") and data.datasets:
             data = data.datasets[0]
@@ -297,9 +301,11 @@ def _read_images(given: Any, part: str) -> dict[str, Any]:
     where = f"data: images of the {part} part"
     if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__"):
         raise DataError(f"{where} are {kind_of(given)}. Write {WANTED}.")
+    # 1. One array of all images.
     shape = getattr(given, "shape", (0,))
     if len(shape) > 1 or (hasattr(given, "dtype") and getattr(given.dtype, "kind", "O") in "biufc"):
         return {f"{part}_images": read_pixels(given, where)}
+    # 2. A list: pixels in one array, if all images have the same size and the array is not too large.
     items = [_read_image(each, f"data: image {row} of the {part} part") for row, each in enumerate(given)]
     if not items:
         raise DataError(f"{where}: there are none. Give images and labels.")
@@ -307,10 +313,11 @@ def _read_images(given: Any, part: str) -> dict[str, Any]:
     pixels = _decode_alike(items)
     if pixels is not None:
         return {f"{part}_images": read_pixels(pixels, where)}
+    # 3. Otherwise files, end to end. Images that were arrays are encoded as PNG.
     arrays = [item for item in items if not isinstance(item, bytes)]
-    encoded = iter([_encode(PIL.Image.fromarray(np.ascontiguousarray(array))) for array in as_bytes(arrays, where)]
-                   if arrays else ())
-    files = [item if isinstance(item, bytes) else next(encoded) for item in items]
+    png_files = iter([_encode(PIL.Image.fromarray(np.ascontiguousarray(array))) for array in as_bytes(arrays, where)]
+                     if arrays else ())
+    files = [item if isinstance(item, bytes) else next(png_files) for item in items]
     return {f"{part}_files": np.frombuffer(b"".join(files), np.uint8), f"{part}_names": np.asarray(names),
             f"{part}_ends": np.cumsum([len(file) for file in files], dtype=np.int64)}
 
@@ -341,8 +348,7 @@ def _read_image(given: Any, where: str) -> bytes | NDArray[Any]:
 
 
 def _picture_pixels(image: PIL.Image.Image, where: str) -> bytes | NDArray[Any]:
-    """Return the pixels of a picture of Pillow, in its own mode if that is grey, RGB or RGBA; of one that EXIF turns a
-    file that says so."""
+    """Return a Pillow picture's pixels: grey, RGB, RGBA or deep. If EXIF turns it, return a PNG file that says so."""
     try:
         exif = image.getexif() if ROTATED in ImageFacts.of(image).marks else None
         if image.has_transparency_data and not is_deep(image):
@@ -357,10 +363,11 @@ def _picture_pixels(image: PIL.Image.Image, where: str) -> bytes | NDArray[Any]:
 
 
 def _decode_alike(items: list[bytes | NDArray[Any]]) -> NDArray[Any] | None:
-    """Return all images as one array; None if they differ in size, or are files that are better kept."""
+    """Return all images as one array; None if they differ in size or type, or are better stored as files."""
     arrays = [item for item in items if not isinstance(item, bytes)]
     if not arrays:
         files = [item for item in items if isinstance(item, bytes)]
+        # Compare the headers before any file is decoded.
         head, *others = {_head(file) for file in files}
         if head is None or others:
             return None
@@ -370,7 +377,7 @@ def _decode_alike(items: list[bytes | NDArray[Any]]) -> NDArray[Any] | None:
             return None
         try:
             arrays = [np.asarray(open_image(io.BytesIO(file))) for file in files]
-        except TORN:  # the data set then says which
+        except TORN:  # as a file, it is named by the data set that reads it
             return None
     if len(arrays) < len(items) or len({(array.shape, array.dtype) for array in arrays}) > 1:
         return None
@@ -378,8 +385,7 @@ def _decode_alike(items: list[bytes | NDArray[Any]]) -> NDArray[Any] | None:
 
 
 def _head(file: bytes) -> tuple[str, str, tuple[int, int]] | None:
-    """Return format, mode and size of an image file; None if it cannot be read, which the data set then says, or if
-    pixels alone do not say how it is seen."""
+    """Return format, mode and size of an image file; None if it is unreadable, or pixels do not say how it is seen."""
     try:
         with open_image(io.BytesIO(file)) as image:
             facts = ImageFacts.of(image)
@@ -395,7 +401,7 @@ def _encode(image: PIL.Image.Image, **more: Any) -> bytes:
 
 
 def list_sources(given: Any, left_out: Counter[str] | None = None) -> list[Source]:
-    """Return the images that `given` stands for, in its order; those of a folder or a pattern by name.
+    """Return the images that `given` holds or names, in its order; images of a folder or a pattern are sorted by name.
 
     Args:
         given: One of _IMAGE_FORMS. A single path, picture or array is one image; an array [n, height, width, channels]
@@ -403,25 +409,25 @@ def list_sources(given: Any, left_out: Counter[str] | None = None) -> list[Sourc
         left_out: Counts what a folder holds beside images, by reason.
 
     Raises:
-        DataError: There is no such file, or it stands for no image.
+        DataError: There is no such file, or `given` is of another form.
     """
     left_out = Counter() if left_out is None else left_out
     if isinstance(given, str | os.PathLike):
         return _at_path(os.path.expanduser(os.fspath(given)), left_out)
     if hasattr(given, "convert") and hasattr(given, "size") and hasattr(given, "mode"):
-        return [LazyImage("the image", given.copy)]  # as decoding may change it
+        return [LazyImage("the image", given.copy)]  # a copy, as decoding may change it
     if isinstance(given, bytes) or not (hasattr(given, "__iter__") or hasattr(given, "__array__")):
         raise _refused(given)
-    if hasattr(given, "shape") and len(given.shape) != 1:  # a row is a column of paths, pictures or arrays
+    if hasattr(given, "shape") and len(given.shape) != 1:  # one axis: a column of paths, pictures or arrays
         return _in_array(given)
     sources: list[Source] = []
     for number, each in enumerate(given):
         try:
-            own = list_sources(each, left_out)
+            item_sources = list_sources(each, left_out)
         except DataError as error:
             raise DataError(f"image {number}: {error}") from None
         sources += [replace(source, name=f"image {number}") if isinstance(source, LazyImage) else source
-                    for source in own]
+                    for source in item_sources]
     return sources
 
 
@@ -443,7 +449,7 @@ def _in_array(given: Any) -> list[Source]:
     is_tensor = is_torch(given)
     has_channels = array.ndim == 4 or (
         array.ndim == 3 and min(array.shape[-1], array.shape[-3 if is_tensor else -1]) < _LEAST_SIDE)
-    # Three axes, the first as short as colours are: of an image with its colours first, or of so many grey images.
+    # Three axes, the first as short as colours are: one image with its colours first, or so many grey images?
     is_unclear = array.ndim == 3 and not has_channels and array.shape[0] in CHANNELS
     if not array.size or is_unclear or array.ndim - has_channels not in (2, 3):
         raise _refused(given, f" {array.dtype} {list(array.shape)}")

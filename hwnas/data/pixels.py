@@ -1,4 +1,4 @@
-"""Convert each kind of pixel, so that a network sees what a person sees.
+"""Each kind of pixel is converted so that a network sees what a person sees.
 
 | the file has | the network gets |
 |---|---|
@@ -10,7 +10,7 @@
 | several frames or pages | the first |
 | an EXIF orientation | the picture as it is stored, or with `upright` as a viewer shows it |
 
-Data sets, `hwnas predict` and the code in a card all call `as_seen`: the card prints its source.
+A deep image is one of the third line. Data sets, `hwnas predict` and the code in a card all call `as_seen`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from hwnas.errors import DataError
 from hwnas.lazy import PIL
 from hwnas.system.documents import WRONG
 
-# What Pillow raises for a file that is torn or that says nonsense, besides DecompressionBombError.
+# Pillow raises these for a file that is torn or says nonsense, besides DecompressionBombError.
 TORN = (OSError, ValueError, SyntaxError, EOFError, AssertionError, LookupError, RuntimeError, struct.error)
 
 if TYPE_CHECKING:
     from PIL import Image
 
-Levels = tuple[float, float]  # of 16-bit, 32-bit and float pixels: what is black, and the first value beyond white
+Levels = tuple[float, float]  # of 16-bit, 32-bit and float pixels: the value of black, and the first beyond white
 ALL_16_BITS: Levels = (0, 65536)
 GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 ROTATED, TRANSPARENT, FRAMED = "rotated", "transparent", "framed"  # of several frames
-WIDE, NARROW = "wide", "narrow"  # of 16 bits a colour, and of these such that do not use the upper ones
+WIDE, NARROW = "wide", "narrow"  # of 16 bits a colour, and those that use none of the upper ones
 _ORIENTATION = 274  # of EXIF
 _FEW_BITS = 64  # upper halves of 16-bit colours below this: at most 14 bits are used
 _BRIGHT_SHARE = 0.001  # of the pixels: fewer may be defects of a camera
 _NO_BRIGHTNESS = 1e30  # fractions from here on, and infinite ones, say that there is no value
 
 
+# A card prints the source of the next two functions: they use numpy and Pillow alone.
 def deep_values(image: PIL.Image.Image) -> np.ndarray:
     """Return the pixels of an image of 16 or 32 bits, whole numbers or fractions; what is none is 0."""
     values = np.nan_to_num(np.asarray(image, np.float64))
@@ -78,7 +79,7 @@ def is_deep(image: Image.Image) -> bool:
 
 
 def check_bright(image: Image.Image, name: str) -> None:
-    """DataError for an image of more than 8 bits that is nearly black if white is 65,535."""
+    """Raise DataError if an image of more than 8 bits would be nearly black with 65,535 as white."""
     most = float(deep_values(image).max())
     if most < _FEW_BITS * 256:
         raise DataError(f"{name}: its values end at {most:,g}, where white is 65,535 for a network that learnt from "
@@ -102,11 +103,12 @@ class Range:
         self.least, self.most = min(self.least, float(values.min())), max(self.most, float(values.max()))
         self.modes.add(image.mode[0])
         for octaves, side in (self.octaves, values), (self.below, -values[values <= -1]):
+            # The exponent of frexp is the number of bits that a whole number needs.
             counts = np.bincount(np.frexp(side.clip(0))[1].clip(0).ravel())
             octaves.update({bits: int(n) for bits, n in enumerate(counts) if n})
 
     def levels(self) -> Levels:
-        """The range as whole bits, at least 8; 0 to 1 where fractions stay there. DataError for a mixture of both."""
+        """Return the range as whole bits, at least 8, or 0 to 1 for fractions in it. DataError for a mixture."""
         if len(self.modes) > 1:
             raise DataError("some images hold whole numbers of 16 or 32 bits, others fractions. Say which range "
                             "becomes 0 to 255: dataset.levels=[0,65536].")
@@ -115,12 +117,14 @@ class Range:
         return -_power(-self.least) if self.least < 0 else 0, _power(np.floor(self.most) + 1)
 
     def remark(self) -> str:
-        """Return what to say if a few pixels, maybe defects, make the range so wide that all others are dark, or if
-        those below 0 are alike, as a mark of missing values is: then all others are bright."""
+        """Return a remark if odd pixels spoil the range, otherwise an empty text. A few large ones, maybe defects, make
+        all others dark. Ones below 0 that are alike, maybe a mark of missing values, make all others bright."""
         first, end = self.levels()
+        # 1. All values below 0 need the same number of bits, more than 8: probably a mark.
         if len(self.below) == 1 and max(self.below) > 8:
             return (f"{sum(self.below.values()):,} pixels of more than 8 bits are near {self.least:,g}, and no others "
                     f"below 0. If that marks missing values, set dataset.levels=[0,{end}]")
+        # 2. Find the least number of bits that holds nearly all pixels; 8 times brighter is worth a remark.
         bits, beyond = max(self.octaves, default=0), 0
         while bits > 8 and beyond + self.octaves[bits] <= _BRIGHT_SHARE * sum(self.octaves.values()):
             beyond += self.octaves[bits]
@@ -132,7 +136,7 @@ class Range:
 
 
 def _power(value: float) -> int:
-    """The least power of two that is not below `value`, at least 256."""
+    """Return the least power of two that is at least `value` and 256."""
     return max(256, 1 << int(np.ceil(np.log2(max(value, 1)))))
 
 
@@ -158,16 +162,16 @@ class Survey:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Survey:
-        """A survey from its `asdict` as JSON gives it back."""
+        """Return a survey from its `asdict`, as JSON gives it back."""
         return cls(**{**facts, "levels": facts["levels"] and tuple(facts["levels"])})
 
     def take(self, other: Survey) -> None:
-        """Become the other survey, for whoever holds this one."""
+        """Take over the values of the other survey, so that whoever holds this one sees them."""
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
 
     def check(self, where: str) -> None:
-        """DataError where 16-bit colours use so few bits that their upper 8 are nearly black."""
+        """Raise DataError if 16-bit colours use so few bits that their upper 8 are nearly black."""
         if (n := self.marks.get(WIDE)) and n == self.marks.get(NARROW):
             raise DataError(f"{where}: the {n} images of 16 bits a colour have no value above "
                             f"{_FEW_BITS * 256 - 1:,}, and Pillow keeps their upper 8 bits: nearly black. Convert them "
@@ -186,15 +190,15 @@ class Survey:
             first, end = self.levels
             scale = "" if end <= 1 else f", scaled by 1/{(end - first) / 256:g}"
             lines.append(f"files of more than 8 bits use values from {first:,g} to {end - (end > 1):,g}{scale}")
-        said = {ROTATED: f"images carry a rotation; {'turned upright' if upright else 'used as stored'}",
-                TRANSPARENT: "images can be transparent: seen on white",
-                FRAMED: "files have several frames: the first is used"}
-        return [*lines, *(f"{self.marks[mark]} of {n} {what}" for mark, what in said.items() if mark in self.marks)]
+        texts = {ROTATED: f"images carry a rotation; {'turned upright' if upright else 'used as stored'}",
+                 TRANSPARENT: "images can be transparent: seen on white",
+                 FRAMED: "files have several frames: the first is used"}
+        return [*lines, *(f"{self.marks[mark]} of {n} {text}" for mark, text in texts.items() if mark in self.marks)]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """The facts of an image for a `Survey`; `marks` are those of ROTATED to NARROW that it has."""
+    """The facts of an image for a `Survey`; `marks` has the words of ROTATED to NARROW that apply to it."""
 
     mode: str
     size: tuple[int, int]
@@ -202,20 +206,20 @@ class ImageFacts:
 
     @classmethod
     def of(cls, image: Image.Image) -> ImageFacts:
-        """The facts of an image that is not decoded yet."""
+        """Return the facts of an image that is not decoded yet."""
         marks = {ROTATED: _is_rotated(image), TRANSPARENT: image.has_transparency_data,
                  FRAMED: getattr(image, "is_animated", False),
                  WIDE: not is_deep(image) and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))}
         return cls(image.mode, image.size, tuple(mark for mark, is_there in marks.items() if is_there))
 
     def of_decoded(self, image: Image.Image) -> ImageFacts:
-        """The same facts, and whether the image is NARROW."""
+        """Return the same facts, with the mark NARROW if the decoded image uses no upper bits."""
         is_narrow = WIDE in self.marks and np.max(image.convert("RGB").getextrema()) < _FEW_BITS
         return replace(self, marks=(*self.marks, NARROW)) if is_narrow else self
 
 
 def _is_rotated(image: Image.Image) -> bool:
-    """Return whether an image has an EXIF orientation that says so; an entry that cannot be read says nothing."""
+    """Return whether an EXIF orientation turns the image; an entry that cannot be read does not."""
     # PNG would be decoded whole to look for an orientation that comes last, and Pillow turns TIFF files itself.
     if "exif" not in image.info and image.format in ("PNG", "TIFF"):
         return False

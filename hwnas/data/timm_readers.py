@@ -33,11 +33,8 @@ KINDS = "timm:hfds (a saved Hugging Face data set, or parquet files, in dataset.
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The images of one part.
-
-    `labels` are in their order; `class_names` says what the labels 0, 1 … are called, or which names there are. `read`
-    gives the file of the image in a row.
-    """
+    """The images of one part, each with its label. `class_names` names the labels 0, 1 …, or has the names that there
+    are. `read` returns the file of the image in a row."""
 
     labels: Sequence[Any]
     class_names: Sequence[str]
@@ -45,10 +42,8 @@ class Part:
 
 
 def timm_reader(options: DatasetOptions) -> Listing:
-    """List the data set `timm:KIND`; DataError when it is not there or its labels cannot be told.
-
-    Parts are the splits train, validation and test; without train there is nothing to learn from.
-    """
+    """List the data set `timm:KIND`. DataError if it is not there, or its labels are unclear. Parts are the splits
+    train, validation and test; without train there is nothing to learn from."""
     kind = options.name.removeprefix(PREFIX)
     if unknown := sorted({*options.options} - {*OPTIONS}):
         raise ConfigError(f"no option is called dataset.options.{unknown[0]}; there are: {', '.join(OPTIONS)}.")
@@ -58,15 +53,17 @@ def timm_reader(options: DatasetOptions) -> Listing:
     where = str(options.root)
     if "train" not in parts:
         raise DataError(f"{where}: no split is called train; there is {', '.join(parts) or 'none'}.")
-    unlabelled = [name for name, part in parts.items() if name != "train" and all(
+    # 1. Leave out parts without labels, such as test parts of contests; they have None or -1.
+    unlabelled_parts = [name for name, part in parts.items() if name != "train" and all(
         label is None or (type(label) is int and label == -1) for label in part.labels)]
-    parts = {name: part for name, part in parts.items() if name not in unlabelled}
+    parts = {name: part for name, part in parts.items() if name not in unlabelled_parts}
+    # 2. Number the classes that occur: a filtered data set still names all of its classes.
     names, labels = number_labels({name: _labels_of(part, parts, where) for name, part in parts.items()},
                                   {name: len(part.labels) for name, part in parts.items()}, where,
                                   [*parts["train"].class_names] or None)
-    present = np.unique(np.concatenate([*labels.values()]))  # a filtered data set still names all of its classes
-    names, labels = tuple(names[at] for at in present), {
-        name: np.searchsorted(present, own) for name, own in labels.items()}
+    used_labels = np.unique(np.concatenate([*labels.values()]))
+    names, labels = tuple(names[at] for at in used_labels), {
+        name: np.searchsorted(used_labels, own) for name, own in labels.items()}
     sources = {name: [LazyImage(f"{where}: {name} image {row}", partial(_open, part, row))
                       for row in range(len(part.labels))] for name, part in parts.items()}
     channels, native_size = look(sources["train"], options, where)
@@ -74,11 +71,11 @@ def timm_reader(options: DatasetOptions) -> Listing:
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, "", where,
                    reader, contents, reader.left_out, pictures=True, survey=reader.survey, keys=lambda: {
                        name: [_key_of(part, row) for row in range(len(part.labels))] for name, part in parts.items()},
-                   remarks=[f"the {name} part has no labels and is left out" for name in unlabelled])
+                   remarks=[f"the {name} part has no labels and is left out" for name in unlabelled_parts])
 
 
 def _labels_of(part: Part, parts: Mapping[str, Part], where: str) -> Sequence[Any]:
-    """The labels of a part; names in place of numbers where the parts count their classes differently."""
+    """Return the labels of a part: names in place of numbers if the parts count their classes differently."""
     names = part.class_names or parts["train"].class_names
     if len({tuple(each.class_names) for each in parts.values()}) == 1 or not names or not all(
             type(label) is int for label in part.labels):
@@ -93,7 +90,7 @@ def _open(part: Part, row: int) -> PIL.Image.Image:
 
 
 def _key_of(part: Part, row: int) -> str:
-    """Name the content of the image in a row; one that cannot be read is like no other."""
+    """Name the content of the image in a row; an image that cannot be read is like no other."""
     try:
         return hash_image(part.read(row))
     except OSError:
@@ -101,7 +98,7 @@ def _key_of(part: Part, row: int) -> str:
 
 
 def _read_tars(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
-    """One tar file, or train.tar, val.tar and test.tar in a folder; inside them, folders are classes."""
+    """Read one tar file, or train.tar, val.tar and test.tar in a folder; inside them, folders are classes."""
     root = options.find_root(_GIVE_TAR, may_be_file=True)
     files = {"train": root} if root.is_file() else {
         part: path for part, names in ALIASES.items() for name in names if (path := root / f"{name}.tar").is_file()}
@@ -122,7 +119,8 @@ def _read_tars(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
 
 
 def _read_tar(path: Path) -> Part:
-    """The images in a tar file by name, read in place; their class is the folder that they lie in."""
+    """Return the images in a tar file by name, read in place. The folder of an image is its class."""
+    # 1. The place of each image in the file; a compressed file has none.
     with tarfile.open(path, "r:") as tar:
         files = [member for member in tar if member.isreg()]
     images = {PurePosixPath(member.name): (member.offset_data, member.size) for member in files
@@ -131,18 +129,19 @@ def _read_tar(path: Path) -> Part:
     places = sorted(place for place in images if not any(map(is_left_behind, place.parts)))
     if not places:
         raise ValueError("it has none")
+    # 2. Refuse files whose folders are no classes: none at all, parts, or two of the same name.
     if is_web or all(len(place.parts) == 1 for place in places):
         raise DataError(f"{path}: its images lie in no folders, which are the classes (a WebDataset, whose labels are "
                         "files, is not read). Unpack it into a folder for each class.")
-    above = sorted({each for place in places for each in place.parts[:-2] if each.strip().lower() in PART_OF})
-    if len({PART_OF[each.strip().lower()] for each in above}) > 1:
-        raise DataError(f"{path}: {' and '.join(f'{each}/' for each in above)} would be mixed. Unpack it and give "
+    part_names = sorted({each for place in places for each in place.parts[:-2] if each.strip().lower() in PART_OF})
+    if len({PART_OF[each.strip().lower()] for each in part_names}) > 1:
+        raise DataError(f"{path}: {' and '.join(f'{each}/' for each in part_names)} would be mixed. Unpack it and give "
                         "the folder, or give a folder of train.tar and test.tar.")
     folders = defaultdict[str, set[PurePosixPath]](set)
     for place in places:
         folders[place.parent.name].add(place.parent)
-    if alike := next((sorted(each) for each in folders.values() if len(each) > 1), None):
-        raise DataError(f"{path}: {alike[0]}/ and {alike[1]}/ would be one class, as the last folder is a file's "
+    if twins := next((sorted(each) for each in folders.values() if len(each) > 1), None):
+        raise DataError(f"{path}: {twins[0]}/ and {twins[1]}/ would be one class, as the last folder is a file's "
                         "class. Rename one, or unpack it and give the folder.")
 
     def read(row: int) -> bytes:
@@ -155,7 +154,7 @@ def _read_tar(path: Path) -> Part:
 
 
 def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
-    """A Hugging Face data set's splits: saved on disk, or parquet files in a folder."""
+    """Read a Hugging Face data set's splits: saved on disk, or parquet files in a folder."""
     root = options.find_root("Give dataset.root=FOLDER that holds a saved data set or parquet files.")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -171,14 +170,14 @@ def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
         if (root / "dataset_dict.json").is_file() or (root / "state.json").is_file():  # save_to_disk wrote it
             saved = datasets.load_from_disk(str(root))
             tables = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-        else:  # The package converts files, and knows them by their age: so each content gets a folder of its own.
+        else:  # The package caches files by their age: so each content gets a folder of its own.
             tables = datasets.load_dataset(
                 str(root), cache_dir=str(home() / "cache" / "datasets" / contents.identity))
         parts: dict[str, Part] = {}
         for split, table in tables.items():
             if (name := PART_OF.get(split.lower())) is None or name in parts:
-                why = "is none of train, validation and test" if name is None else "means the same as another one"
-                raise DataError(f"{root}: split {split!r} {why}. Rename it, or leave it out.")
+                fault = "is none of train, validation and test" if name is None else "means the same as another one"
+                raise DataError(f"{root}: split {split!r} {fault}. Rename it, or leave it out.")
             parts[name] = _read_table(table, str(root), *keys)
         return contents, parts
     except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
@@ -188,8 +187,8 @@ def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
 def _read_table(table: Any, where: str, input_key: str, target_key: str) -> Part:
     import datasets
 
-    if missing := sorted({input_key, target_key} - {*table.column_names}):
-        raise DataError(f"{where}: no column {missing[0]!r} among {', '.join(table.column_names)}. Give "
+    if missing_columns := sorted({input_key, target_key} - {*table.column_names}):
+        raise DataError(f"{where}: no column {missing_columns[0]!r} among {', '.join(table.column_names)}. Give "
                         "dataset.options.input_key=IMAGES dataset.options.target_key=LABELS with their names.")
     images, lock = table.cast_column(input_key, datasets.Image(decode=False)), Lock()
 

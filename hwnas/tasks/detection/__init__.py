@@ -1,1 +1,1 @@
-"""Detection: where objects of each class are in an image, as boxes."""
+"""Detection: the objects of each class in an image are found, as boxes."""

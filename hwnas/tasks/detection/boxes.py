@@ -1,4 +1,4 @@
-"""Boxes in numpy: overlaps, and from a network's raw outputs to the objects in an image.
+"""Boxes in numpy: overlaps, and the way from a network's raw outputs to the objects in an image.
 
 Boxes are left, top, right, bottom as shares of the image's sides. Outputs are [n, 4 + classes, h, w]: of each cell the
 distances from its centre to the four sides, and the logit of each class.
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 N_SIDES = 4  # distances that come before the classes
 STRIDE = 8  # pixels of a cell's side
-REACH = 2.0  # cells that a distance of softplus 1 means
+REACH = 2.0  # cells of a distance whose softplus is 1
 LEAST = 0.02  # confidence of an object that counts in a score
-OVERLAP = 0.6  # of two boxes of one class, above which the less confident one goes
-MOST_LOOKED_AT, MOST = 400, 100  # boxes of an image before and behind that
+OVERLAP = 0.6  # of two boxes of one class, above which the less confident one is dropped
+MOST_LOOKED_AT, MOST = 400, 100  # boxes of an image before and after that
+# A card prints the source of all functions below: they use numpy and these constants alone.
 
 
 def overlaps(boxes: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:

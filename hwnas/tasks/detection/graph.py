@@ -1,4 +1,4 @@
-"""Boxes inside of an ONNX file: decoding and non-maximum suppression behind a detector's outputs."""
+"""Boxes in an ONNX file: decoding and non-maximum suppression are added behind a detector's outputs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from hwnas.lazy import onnx
 from hwnas.tasks.detection.boxes import MOST, N_SIDES, OVERLAP, REACH, STRIDE
 
-OBJECTS = "objects"  # name of the output, and the beginning of the names of nodes and values
+OBJECTS = "objects"  # name of the output, and prefix of the names of nodes and values
 
 
 def add_objects(proto: Any, image_size: int, confidence: float) -> str:
-    """Let a detector's file answer with objects, in place: as `boxes.pick` finds them, but for the most of an image.
+    """Let a detector's file answer with objects, in place: as `boxes.pick` finds them, but at most MOST of each class.
 
     Args:
-        proto: An ONNX graph with one output, `boxes.decode`'s.
-        image_size: Side of the network's images.
-        confidence: Of the objects that are given, at least.
+        proto: An ONNX graph with one output, which `boxes.decode` could read.
+        image_size: The side of the network's images, in pixels.
+        confidence: The least confidence of an object.
 
     Returns:
-        What the output is, in words.
+        A description of the output.
     """
     graph = proto.graph
     raw = graph.output[0]
@@ -53,7 +53,7 @@ def add_objects(proto: Any, image_size: int, confidence: float) -> str:
     add("Slice", "class_logits", raw.name, "sides", "end", "axis")
     add("Sigmoid", "shares", "class_logits")
     add("Reshape", "scores", "shares", "flat")
-    # 3. What stays: image, class and cell of each object, with its confidence and box.
+    # 3. The objects that stay: image, class and cell of each object, with its confidence and box.
     add("NonMaxSuppression", "kept", "boxes", "scores", "most", "overlap", "confidence")
     add("Gather", "box_places", "kept", "image_cell", axis=1)
     add("GatherND", "kept_boxes", "boxes", "box_places")

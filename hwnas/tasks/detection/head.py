@@ -1,9 +1,8 @@
 """The detector: a timm network whose maps of three sizes are brought together on the finest, and a light head on that.
 
-One level, without anchors: each cell tells the distances to the four sides of an object, and its class. So there is one
-map to compute and little to decode, and images of 96 px still have 144 cells. The depthwise layers of five pixels
-follow PP-PicoDet (Yu et al., arXiv 2111.00902); one level that sees several strides follows YOLOF (Chen et al.,
-CVPR 2021).
+Each cell of one level, without anchors, gives the distances to the four sides of an object, and its class. So there is
+one map to compute and little to decode, and images of 96 px still have 144 cells. The depthwise layers of five pixels
+follow PP-PicoDet (Yu et al., arXiv 2111.00902), one level of several strides YOLOF (Chen et al., CVPR 2021).
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ PRIOR = 0.02  # confidence in each class at first: most cells have no object
 
 
 class Detector(nn.Module):
-    """float32 [n, c, h, w] -> [n, N_SIDES + classes, h / 8, w / 8], see `boxes.decode`.
+    """A network from float32 [n, c, h, w] to [n, N_SIDES + classes, h / 8, w / 8], see `boxes.decode`.
 
     Args:
-        trunk: A convolutional network of timm. What it has behind its maps goes.
-        classes: Of objects.
+        trunk: A convolutional network of timm. Its layers behind the maps are removed.
+        classes: The number of classes of objects.
 
     Raises:
-        ConfigError: It has no maps of these sizes.
+        ConfigError: The trunk has no maps of these sizes.
     """
 
     def __init__(self, trunk: Any, classes: int) -> None:
@@ -53,22 +52,22 @@ class Detector(nn.Module):
         self.reset_classifier()
 
     def reset_classifier(self) -> None:
-        """Let the last layer begin anew."""
+        """Initialise the last layer anew."""
         nn.init.normal_(self.predict.weight, std=0.01)
         bias: Any = self.predict.bias
         nn.init.zeros_(bias)
-        with torch.no_grad():
+        with torch.no_grad():  # by the sigmoid of the bias, the confidence in each class is PRIOR
             bias[N_SIDES:] = math.log(PRIOR / (1 - PRIOR))
 
     def get_classifier(self) -> nn.Module:
-        """The last layer, as of timm's networks."""
+        """Return the last layer, as timm's networks do."""
         return self.predict
 
     def forward(self, images: Tensor) -> Tensor:
-        """The raw outputs."""
+        """Return the raw outputs."""
         maps = self.trunk.forward_intermediates(images, indices=sorted(self.places), intermediates_only=True)
         by_place = dict(zip(sorted(self.places), maps, strict=True))
-        # Plain numbers, which an exported file has as constants: its divisions round otherwise.
+        # Plain numbers become constants of an exported file, whose divisions would round differently.
         side = tuple(-(-int(length) // STRIDE) for length in images.shape[-2:])
         total: Any = 0
         for place, layer in zip(self.places, self.sides, strict=True):  # deepest first: it follows the last stage

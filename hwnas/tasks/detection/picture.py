@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WORST = 5  # images that are shown
-RIGHT, TOLD = "#0e9384", "#c2410c"  # colours of boxes as they should be, and as the network has them
-_MOST_CURVES = 8  # classes whose curves have a name of their own
+RIGHT, TOLD = "#0e9384", "#c2410c"  # colours of the right boxes, and of the network's
+_MOST_CURVES = 8  # classes whose curves are named in the legend
 
 
 def draw_objects(grades: BoxGrades, objects: NDArray[Any], images: NDArray[np.uint8], targets: NDArray[Any],
                  names: Sequence[str], least: float) -> Figure:
-    """Precision by recall of each class at an overlap of .5, and WORST images with their objects and those of which the
-    network is sure by `least`."""
+    """Draw precision by recall of each class at an overlap of .5, and the WORST images with their objects. The
+    network's objects are drawn from a confidence of `least` on."""
     order = np.argsort(grades.per_image, kind="stable")[:WORST]
     figure = blank_figure(12, 7)
     with style():
@@ -50,7 +50,7 @@ def _draw_curves(axes: Axes, grades: BoxGrades, names: Sequence[str]) -> None:
 
 def _draw_image(axes: Axes, image: NDArray[np.uint8], targets: NDArray[Any], objects: NDArray[Any],
                 names: Sequence[str], least: float) -> None:
-    """The image, what is there (solid), and what the network says (dashed, with its confidence)."""
+    """Draw the image, its objects (solid), and the network's objects (dashed, with its confidence)."""
     pixels = np.asarray(image).transpose(1, 2, 0)
     side = pixels.shape[0]
     axes.imshow(pixels.squeeze(), cmap="grey", vmin=0, vmax=255)
