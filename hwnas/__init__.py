@@ -1,6 +1,6 @@
 """hwnas: hardware-aware neural architecture search with verified accuracy-latency fronts.
 
-Import it before timm or torchvision if "operator torchvision::nms does not exist": both then import.
+If an import of timm or torchvision ends with "operator torchvision::nms does not exist", import hwnas before it.
 """
 
 from __future__ import annotations

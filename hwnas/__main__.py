@@ -1,4 +1,4 @@
-"""`hwnas COMMAND …`, the same as `python -m hwnas.COMMAND …`."""
+"""The command line `hwnas COMMAND …`, the same as `python -m hwnas.COMMAND …`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hwnas.errors import UnknownName
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that is named first; returns its exit code, or 2 if there is no such command."""
+    """Run the command that is named first; return its exit code, or 2 if there is no such command."""
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if name in ("-h", "--help", "help"):
         show("\n".join(["usage: hwnas COMMAND [key=value ...]", "", "commands (hwnas COMMAND --help tells more):",
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"UnknownName: {UnknownName('command', name, COMMANDS)}", file=sys.stderr)
         return 2
     module = import_module(f"hwnas.{name}")
-    if hasattr(module, "__path__"):  # a package: its command stands in __main__
+    if hasattr(module, "__path__"):  # a package: its command is in __main__
         module = import_module(f"hwnas.{name}.__main__")
     code: int = module.command(rest)
     return code

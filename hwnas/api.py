@@ -1,4 +1,4 @@
-"""A search from Python: the commands as functions, with keywords for their options, and results as objects.
+"""The commands as Python functions, with keywords for their options, and results as objects.
 
     import hwnas
     run = hwnas.search("xeon_int8", (x, y), minutes=5, out="runs/parts", seed=0)
@@ -63,22 +63,23 @@ _R = TypeVar("_R")
 
 
 def _checks_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let a call with wrong arguments end with a ConfigError that says which, in place of Python's TypeError."""
+    """Let a call with wrong arguments raise a ConfigError that names them, in place of Python's TypeError."""
     signature, name = inspect.signature(function), function.__name__
-    own = [each for each in signature.parameters if each != "options"]
+    own_names = [each for each in signature.parameters if each != "options"]
 
     @functools.wraps(function)
     def call(*values: _P.args, **arguments: _P.kwargs) -> _R:
-        unknown = [key for key in arguments if key not in own]
+        unknown = [key for key in arguments if key not in own_names]
         try:
             signature.bind(*values, **arguments)
         except TypeError as error:
-            hint = "".join(did_you_mean(key, own, 0.7) for key in unknown)
-            raise ConfigError(f"hwnas.{name}: {error}.{hint} It takes {', '.join(own)}.") from None
+            hint = "".join(did_you_mean(key, own_names, 0.7) for key in unknown)
+            raise ConfigError(f"hwnas.{name}: {error}.{hint} It takes {', '.join(own_names)}.") from None
+        # A function takes the command's options too. A name that only resembles an argument or an option is refused.
         heads = {key.rstrip("=").partition(".")[0] for key in option_keys(name)} if name in COMMANDS and unknown else {}
         for key in unknown:
             head = key.partition(".")[0]
-            if head not in heads and (near := did_you_mean(head, [*own, *heads], 0.7)):
+            if head not in heads and (near := did_you_mean(head, [*own_names, *heads], 0.7)):
                 raise ConfigError(f"hwnas.{name} has no argument {key!r}.{near}")
         return function(*values, **arguments)
 
@@ -94,21 +95,21 @@ def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = N
         target: A name of conf/target, such as `xeon_int8`.
         data: A name of conf/dataset, or the path of a folder of images, an .npz or a .tar file. Or objects: a pair
             (images, labels); two pairs (train, test), as Keras returns; three (train, validation, test). Images are
-            arrays or tensors [n, h, w], [n, h, w, c] or [n, c, h, w], of uint8 or of floats from 0 to 1, or lists of
-            paths or pictures. Labels: see `hwnas.data.forms.number_labels`. Data sets of torch and Hugging Face, and
-            frames with a column of paths and one of labels, are taken as they are.
-        minutes: At most so long for everything, `budget.minutes`; None: until `n_trials` networks are tried.
-        out: The run folder; None: a new one below `runs/`. A search that lies there goes on.
+            arrays or tensors [n, h, w], [n, h, w, c] or [n, c, h, w], or lists of paths or pictures. Arrays are uint8
+            or floats from 0 to 1. Labels: see `hwnas.data.forms.number_labels`. Data sets of torch and Hugging Face,
+            and frames with a column of paths and one of labels, are taken as they are.
+        minutes: The most minutes for everything, `budget.minutes`; None: until `n_trials` networks are tried.
+        out: The run folder; None: a new one below `runs/`. A search that is already there goes on.
         quiet: Print nothing but results.
-        **options: Those of the command: `n_trials=24`, `budget={"latency_ms": 2.5}` or
+        **options: The options of the command: `n_trials=24`, `budget={"latency_ms": 2.5}` or
             `**{"budget.latency_ms": 2.5}`. `around` may be a torch module, too: see `register_module`.
 
     Returns:
         The finished run.
 
     Raises:
-        HwnasError: What the command would print, as the error of its kind. `Unfinished`, if networks could not be
-            verified: `load(out)` has the others.
+        HwnasError: The error that the command would print, in its own class. It is `Unfinished` if networks could not
+            be verified: `load(out)` has the others.
     """
     from hwnas.front.verification import check_verified
     from hwnas.search.road import search as go
@@ -118,9 +119,9 @@ def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = N
         options["around"] = register_module(options["around"])
     console = open_console(quiet)
     settle_home(None if out is None else _path("out", out), bool(options.get("overwrite")), console.note)
-    given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": _path("out", out)}),
+    named_options = {"target": target, **_dataset_options(data), **({} if out is None else {"out": _path("out", out)}),
              **({} if minutes is None else {"budget.minutes": minutes})}
-    result = go(_compose("search", given, options), console)
+    result = go(_compose("search", named_options, options), console)
     if result.at_hand:
         check_verified(result.rows, result.run)
     if result.early:
@@ -130,11 +131,11 @@ def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = N
 
 @_checks_arguments
 def load(folder: str | os.PathLike[str], storage: str | None = None) -> Run:
-    """A run that `search` or the command left behind.
+    """Return a run that `search` or the command made.
 
     Args:
         folder: The run folder, which need not be writable.
-        storage: The URL of its study, where that lies outside the folder.
+        storage: The URL of its study, if the study is outside the folder.
 
     Returns:
         The run, read only.
@@ -153,7 +154,7 @@ def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True,
         model: The path of an ONNX file, or `timm:NAME`.
         target: A name of conf/target.
         quiet: Print nothing.
-        **options: Those of the command.
+        **options: The options of the command.
 
     Returns:
         Latencies in ms with their intervals. If the machine was too restless, `invalid` says so.
@@ -172,17 +173,17 @@ def profile(target: str, space: str, *, minutes: float | None = None, quiet: boo
     Args:
         target: A name of conf/target.
         space: A name of search_spaces/, or the path of a space's YAML file.
-        minutes: At most so long; None: ten.
+        minutes: The most minutes; None: ten.
         quiet: Print nothing.
-        **options: Those of the command.
+        **options: The options of the command.
 
     Returns:
         The table, which is stored in the user's folder too.
     """
     from hwnas.latency.deployment import profile as go
 
-    given = {"target": target, "space": space, **({} if minutes is None else {"budget": {"minutes": minutes}})}
-    return go(_compose("profile", given, options), open_console(quiet))
+    named_options = {"target": target, "space": space, **({} if minutes is None else {"budget": {"minutes": minutes}})}
+    return go(_compose("profile", named_options, options), open_console(quiet))
 
 
 @dataclass(frozen=True)
@@ -197,16 +198,16 @@ class Run:
         return f"Run({str(self.path)!r}, {sum(row.verified for row in rows)} of {len(rows)} networks verified)"
 
     def _repr_html_(self) -> str:
-        """The front as picture and table, and what to deploy, for notebooks."""
+        """Return the front as picture and table, and the network to deploy, as HTML for notebooks."""
         if not self.folder.front_csv.is_file():
             return f"<p>{escape(repr(self))}</p>"
         picture = base64.b64encode(figure_bytes(self.plot(), "png")).decode()
         score = column_of("top1_test", self.models[0].row.metric)
         rows = self.front[["id", "name", score, "latency_ms", "latency_ms_low", "latency_ms_high", "precision"]]
-        told = [str(item.get("sentence", "")) for item in self.folder.read_comparisons()
+        advice = [str(item.get("sentence", "")) for item in self.folder.read_comparisons()
                 if item.get("verdict") == DEPLOY]
         return (f'<img alt="front" style="max-width:100%" src="data:image/png;base64,{picture}">'
-                f"{rows.to_html(index=False, float_format='{:.4g}'.format)}<p>{escape(' '.join(told))}</p>")
+                f"{rows.to_html(index=False, float_format='{:.4g}'.format)}<p>{escape(' '.join(advice))}</p>")
 
     @property
     def path(self) -> Path:
@@ -221,11 +222,11 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """The page with all that is known of the run."""
+        """The path of the page with all results of the run."""
         return self.folder.report
 
     def to_frame(self, table: Literal["front", "trials"] = "front") -> pd.DataFrame:
-        """A table of the run.
+        """Return a table of the run.
 
         Args:
             table: `front` for front.csv, `trials` for trials.csv.
@@ -234,7 +235,7 @@ class Run:
             A row for each network, a type for each column; an unknown value is NA.
 
         Raises:
-            ConfigError: Another name.
+            ConfigError: `table` is another name.
             StudyError: The file is not there yet, or cannot be read.
         """
         if table not in ("front", "trials"):
@@ -252,7 +253,7 @@ class Run:
             raise StudyError(f"cannot read {path}: {error}") from None
 
     def plot(self) -> Figure:
-        """The report's picture as a matplotlib figure."""
+        """Return the report's picture as a matplotlib figure."""
         data = read_report(self.folder)
         return front_figure(data.rows, data.info, data.pairs)
 
@@ -269,18 +270,18 @@ class Run:
         return [Model(self.folder, row) for row in load_front(self.folder)]
 
     def recommended(self) -> Model:
-        """The network that the report says to deploy.
+        """Return the network that the report recommends for deployment.
 
         Returns:
-            The fastest of those that keep the cap and are, with 95 % confidence, at most half a point less accurate
-            than the most accurate one.
+            The fastest network that keeps the cap and is at most half a point less accurate than the most accurate
+            one, with 95 % confidence.
 
         Raises:
             StudyError: No finalist is verified and keeps the cap.
         """
-        told = {item.get("verdict"): str(item.get("finalist")) for item in self.folder.read_comparisons()}
+        finalists = {item.get("verdict"): str(item.get("finalist")) for item in self.folder.read_comparisons()}
         for model in self.models:
-            if model.id == told.get(DEPLOY):
+            if model.id == finalists.get(DEPLOY):
                 return model
         raise StudyError(f"{self.path}: its report recommends no network: no finalist is verified and keeps the cap. "
                          f"best() takes any; hwnas verify run={self.path} verifies them anew.")
@@ -294,27 +295,28 @@ class Run:
 
     @overload
     def best(self, latency_ms: float | None = None) -> Model:
-        """One network."""
+        """Return one network."""
 
     @overload
     def best(self, latency_ms: float | None = None, *, mean_latency_ms: float) -> Model | ModelPair:
-        """One network, or a pair."""
+        """Return one network, or a pair."""
 
     def best(self, latency_ms: float | None = None, mean_latency_ms: float | None = None) -> Model | ModelPair:
-        """The most accurate verified network, baselines included.
+        """Return the most accurate verified network, baselines included.
 
         Args:
-            latency_ms: The most that one batch may have taken when it was measured, in ms; None: any.
-            mean_latency_ms: The most on average. Then it may be a pair of networks, whose worst case, both latencies,
-                is within `latency_ms`.
+            latency_ms: The largest measured latency of one batch, in ms; None: any.
+            mean_latency_ms: The largest mean latency in ms. The result may then be a pair of networks. The worst case
+                of the pair, both latencies, is within `latency_ms`.
 
         Raises:
-            BudgetError: No network is so fast; it names the fastest.
+            BudgetError: No network is so fast; the message names the fastest.
             ConfigError: A limit is no number.
         """
         for name, limit in (("latency_ms", latency_ms), ("mean_latency_ms", mean_latency_ms)):
             if limit is not None and (not isinstance(limit, Real) or math.isnan(limit)):
                 raise ConfigError(f"{name} must be a number of ms, got {limit!r}.")
+        # A single network must keep both limits. A pair keeps the mean, and its worst case the other limit.
         limits = [each for each in (latency_ms, mean_latency_ms) if each is not None]
         row = choose_row(load_front(self.folder), str(self.path), latency_ms=min(limits, default=None))
         pairs = [] if mean_latency_ms is None else [
@@ -338,7 +340,7 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the logits."""
+        """The names of the classes, in the order of the logits."""
         return tuple(map(str, self.folder.read_environment()["dataset"]["class_names"]))
 
     @property
@@ -348,17 +350,17 @@ class Model:
 
     @property
     def latency_ms(self) -> float:
-        """Measured latency of one batch in ms; infinite if it was not measured."""
+        """The measured latency of one batch in ms; infinite if it was not measured."""
         return float("inf") if self.row.latency_ms is None else self.row.latency_ms
 
     @property
     def top1_test(self) -> float:
-        """Top-1 of the deployed file on the test images, 0 to 1; NaN if it was not scored."""
+        """The top-1 of the deployed file on the test images, 0 to 1; NaN if it was not scored."""
         return float("nan") if self.row.top1_test is None else self.row.top1_test
 
     @property
     def card(self) -> str:
-        """The text of `card.md`; StudyError if it is gone."""
+        """The text of `card.md`. Raises StudyError if it cannot be read."""
         path = self.folder.model(self.id).card
         try:
             return path.read_text(encoding="utf-8")
@@ -372,16 +374,16 @@ class Model:
         return deployed_of(self.folder.model(self.id).deployed(self._target.precision), self._target.runtime)
 
     def session(self) -> Compiled:
-        """The deployed file in the target's runtime.
+        """Return the deployed file, compiled in the target's runtime.
 
         A child process with limited memory opens it first, because a run folder may come from anywhere.
 
         Returns:
-            What answers `logits(images)`: float32 [n, classes] for images float32 [n, c, h, w], prepared as the card
+            An object with `logits(images)`: float32 [n, classes] for images float32 [n, c, h, w], prepared as the card
             says.
 
         Raises:
-            StudyError: It is not the file that was made.
+            StudyError: The file is not the one that was made.
         """
         self._check(self.file)
         probe_model(self.file, self._target)
@@ -391,13 +393,13 @@ class Model:
         """Answer images by the deployed file in the target's runtime.
 
         Args:
-            images: A path, a folder, a pattern such as `photos/*.jpg`, a PIL image, an array uint8 [h, w, 3] (RGB) or
-                [h, w] (grey), or a list of any of these; an array [n, h, w, c] is n images. They may have any size, and
-                are prepared as the card says.
+            images: A path, a folder, a pattern such as `photos/*.jpg`, a PIL image or an array uint8, [h, w, 3] (RGB)
+                or [h, w] (grey). A list of any of these, or an array [n, h, w, c], is several images. They may have any
+                size, and are prepared as the card says.
 
         Returns:
-            The class of each image, and the confidence from 0 to 1; a list also for one image, a folder's images in
-            the order of their paths. Of a detector, the objects in each image: classes, confidences and boxes.
+            The class of each image, and the confidence from 0 to 1; for one image, too, a list. A folder's images are
+            in the order of their paths. Of a detector, the objects in each image: classes, confidences and boxes.
 
         Raises:
             DataError: An image cannot be decoded.
@@ -413,10 +415,10 @@ class Model:
         return Classifier.compile(ModelFile.read(self.file, self._target), self._target)
 
     def torch(self) -> nn.Module:
-        """The trained network in torch, in fp32 and evaluation mode.
+        """Return the trained network in torch, in fp32 and evaluation mode.
 
         Raises:
-            StudyError: Its files are not those that were made.
+            StudyError: A file of it is missing, or is not the one that was made.
         """
         folder, data = self.folder.model(self.id), self.folder.read_environment()["dataset"]
         classes = len(data["class_names"])
@@ -430,7 +432,7 @@ class Model:
         return model.eval()
 
     def _check(self, *paths: Path) -> None:
-        """StudyError unless these files of `models/<id>/` are those that were made."""
+        """Raise StudyError unless these files of `models/<id>/` are the ones that were made."""
         folder = self.folder.model(self.id)
         manifest = Manifest.find(folder.path)
         if manifest is None:
@@ -447,7 +449,7 @@ class Model:
 
 @dataclass(frozen=True)
 class ModelPair:
-    """Two networks of a run, the second of which is asked where the first is not sure, with its line of pairs.csv."""
+    """A pair of networks of a run, with its line of pairs.csv. The second answers if the first is not sure."""
 
     facts: Pair
     fast: Model
@@ -468,7 +470,7 @@ class ModelPair:
 
     @property
     def top1_test(self) -> float:
-        """Top-1 of the pair on the test images, 0 to 1."""
+        """The top-1 of the pair on the test images, 0 to 1."""
         return self.facts.top1_test
 
     def predict(self, images: Any) -> list[Answer]:
@@ -479,30 +481,30 @@ class ModelPair:
 
 
 def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """The configuration of a command with `given` and `options`, checked like the command's own."""
+    """Return the configuration of a command with `given` and `options`, checked like the command's own."""
     if not isinstance(given["target"], str):
         raise ConfigError(f"target must be a name, such as 'xeon_int8', got {given['target']!r}. There are: "
                           f"{', '.join(names_in('target'))}.")
     pairs = [(key, value) for key, value in (*flat_options(given), *flat_options(options))
              if not isinstance(value, Mapping)]  # an empty section says nothing
-    twice = sorted({key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1})
-    if twice:
-        also = " as data=" if twice[0].partition(".")[0] == "dataset" else ""
-        raise ConfigError(f"{twice[0]} is given twice{', once as data=' if also else ''}. Give it once{also}.")
+    repeated_keys = sorted({key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1})
+    if repeated_keys:
+        also = " as data=" if repeated_keys[0].partition(".")[0] == "dataset" else ""
+        raise ConfigError(f"{repeated_keys[0]} is given twice{', once as data=' if also else ''}. Give it once{also}.")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # like the commands, for their child processes
     chosen = [f"{key}={value}" for key, value in pairs if key in GROUPS]
     return compose(command, chosen, values={key: _plain(value, key) for key, value in pairs if key not in GROUPS})
 
 
 def _path(name: str, value: object) -> str:
-    """The text of a path; ConfigError for an argument `name` that is none."""
+    """Return the text of a path. Raises ConfigError if the value of the argument `name` is no path."""
     if not isinstance(value, str | os.PathLike):
         raise ConfigError(f"{name} must be a path, got {value!r}.")
     return os.fspath(value)
 
 
 def _plain(value: Any, key: str) -> Any:
-    """The value of an option as YAML has it; a number of NumPy is a number."""
+    """Return the value of an option as YAML has it; a number of NumPy is a number. Raises ConfigError otherwise."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, list | tuple):
@@ -515,7 +517,7 @@ def _plain(value: Any, key: str) -> Any:
 
 
 def _dataset_options(data: Any) -> dict[str, Any]:
-    """The options that choose `data`; a data set of objects is stored below the user's folder."""
+    """Return the options that choose `data`; a data set of objects is stored below the user's folder."""
     if isinstance(data, str) and data.partition(":")[0] in names_in("dataset"):
         if Path(data).is_dir():
             raise DataError(f"data={data!r} is a data set, and a folder here. Write './{data}' for the folder, or run "

@@ -1,4 +1,4 @@
-"""Every error hwnas raises on purpose: of the user (UserError), of a candidate (CandidateError), of unfinished work."""
+"""The errors that hwnas raises on purpose: of the user (UserError), a candidate (CandidateError), unfinished work."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _BEHIND = {True: re.compile(r"([?&](?:ssl)?password=)[^&\n]*"),
 
 
 def hidden(text: str, whole: bool = False) -> str:
-    """A text without the passwords of the URLs in it. With `whole` a URL, even one that cannot be parsed, fills the
-    rest of its line.
+    """Return a text without the passwords of the URLs in it. With `whole`, a URL fills the rest of its line, even if
+    it cannot be parsed.
 
-    All that commands print or keep of their options goes through here.
+    All text of options that commands print or store goes through this function.
     """
     return _IN_FRONT[whole].sub(r"\1:***@", _BEHIND[whole].sub(r"\1***", text))
 
 
 def shown(value: object, most: int = 200) -> str:
-    """A value as a message shows it: what Python writes for it, and of a long text the beginning."""
+    """Return a value as a message shows it: Python's text for it, and of a long one the first `most` letters."""
     try:
         text = repr(value)
     except ValueError:
@@ -33,13 +33,13 @@ def shown(value: object, most: int = 200) -> str:
 
 
 def kind_of(value: object) -> str:
-    """"an int": the type of a value with its article."""
+    """Return the type of a value with its article, such as "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """" Did you mean a or b?" with the names that end with .name, or are near to it; empty where none is."""
+    """Return " Did you mean a or b?" with the names that end with .name, or resemble it; empty if none does."""
     names = {full.casefold(): full for full in known}
     near = [full for full in names.values() if full.endswith(f".{name}")] or [
         names[each] for each in difflib.get_close_matches(name.casefold(), names, n=3, cutoff=cutoff)]
@@ -47,7 +47,7 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 
 
 class HwnasError(Exception):
-    """Root of the tree. The message states fact, place and next step in one line, and no password."""
+    """The root of the tree. The message gives fact, place and next step in one line, and no password."""
 
     def __str__(self) -> str:
         return hidden(super().__str__())
@@ -63,9 +63,9 @@ class WorkerError(HwnasError):
 
 
 class Unfinished(HwnasError):
-    """A command ended without all that it was asked for, and says what is missing; `part`: some of it is there.
+    """A command ended before its work was complete; the message says what is missing. `part`: some of it is there.
 
-    The exit code is then 3, otherwise 1.
+    With `part` the exit code is 3, otherwise 1.
     """
 
     def __init__(self, message: str, part: bool) -> None:
@@ -82,7 +82,7 @@ class ConfigError(UserError):
 
 
 class MissingWeights(ConfigError):
-    """There are no pretrained weights of a network where they were looked for."""
+    """The pretrained weights of a network were not found."""
 
 
 class SpaceError(UserError):
@@ -98,7 +98,7 @@ class TargetError(UserError):
 
 
 class DeviceError(UserError):
-    """Another machine cannot time networks: not reached, not trusted, or without what that needs."""
+    """Another machine cannot time networks: it is not reached, not trusted, or lacks a program or a package."""
 
 
 class TableError(UserError):
@@ -106,7 +106,7 @@ class TableError(UserError):
 
 
 class MissingLatency(TableError):
-    """A latency table lacks what was asked for; the message names the command that measures it."""
+    """A latency table lacks an entry; the message names the command that measures it."""
 
 
 class SamplerError(UserError):
@@ -167,5 +167,5 @@ class ModelError(UserError):
 
 
 def one_line(error: BaseException, most: int = 300) -> str:
-    """Return what an error of another package says, in a line of at most `most` letters; its class if it is silent."""
+    """Return the text of another package's error as one line of at most `most` letters; its class if it has no text."""
     return " ".join(str(error).split())[:most] or type(error).__name__

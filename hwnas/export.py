@@ -47,7 +47,7 @@ _SERVED = Path("1", "model.xml")  # below a model's name: the first version
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """Options of `conf/export.yaml`."""
+    """The options of `conf/export.yaml`."""
 
     run: str | None
     out: str | None
@@ -58,7 +58,7 @@ class ExportOptions:
 
 
 def run(config: Config, console: Console) -> None:
-    """The command: `run` names a run folder or `model` a network, `out` what is written."""
+    """Run the command: `run` names a run folder or `model` a network, `out` the file or folder that is written."""
     options = read_command(ExportOptions, config)
     if bool(options.run) == bool(options.model) or not options.out:
         raise ConfigError("what, and where to? Add run=DIR and out=COPY (a new folder), or "
@@ -69,16 +69,16 @@ def run(config: Config, console: Console) -> None:
     out = Path(options.out).absolute()
     if options.run:
         folder = RunFolder.open(options.run, write=False)
-        said = _place(out, folder.path, lambda whole: _copy(folder, whole))
+        remarks = _place(out, folder.path, lambda whole: _copy(folder, whole))
     else:
-        said = _deploy(Path(str(options.model)), out, options)
-    console.say(f"{said[0]}: {out}")
-    for line in said[1:]:
+        remarks = _deploy(Path(str(options.model)), out, options)
+    console.say(f"{remarks[0]}: {out}")
+    for line in remarks[1:]:
         console.say(line)
 
 
 def _place(out: Path, source: Path, make: Callable[[Path], list[str]]) -> list[str]:
-    """Let `make` write what goes to `out`, so that it is whole or not there; return what `make` says."""
+    """Let `make` write the content of `out`, which is then whole or not there; return the lines of `make`."""
     is_file = out.suffix == ".onnx"
     if os.path.lexists(out) and not (not is_file and out.is_dir() and not any(out.iterdir())):
         raise StudyError(f"{out} is there already. Choose another out=COPY.")
@@ -86,42 +86,44 @@ def _place(out: Path, source: Path, make: Callable[[Path], list[str]]) -> list[s
         raise StudyError(f"{out} lies in {source}. Choose another out=COPY.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{out.name[:40]}.", dir=out.parent) as beside:
-            whole = Path(beside) / out.name
-            said = make(whole)
+        with TemporaryDirectory(prefix=f".{out.name[:40]}.", dir=out.parent) as temporary:  # on the same disk as `out`
+            whole = Path(temporary) / out.name
+            remarks = make(whole)
             os.replace(whole, out)
     except OSError as error:
         raise UserError(f"cannot copy {source} to {out}: {error.strerror or error}. Give the same command again, "
                         "or another out=COPY.") from None
-    return said
+    return remarks
 
 
 def _deploy(model: Path, out: Path, options: ExportOptions) -> list[str]:
-    """Write `model` in the format that `options` ask for; what to say of it."""
+    """Write `model` in the format that `options` ask for; return lines about it for the user."""
     if options.format is None:
         raise ConfigError(f"which format of {model}? Add format={', or format='.join(FORMATS)}.")
     if (options.format == "uint8") != (out.suffix == ".onnx"):
         raise ConfigError(f"out={out.name} must end in .onnx for format=uint8, and name a new folder otherwise.")
-    if (around := next((path for path in out.resolve().parents if kind_of(path)), None)) is not None:
-        raise StudyError(f"{out} lies in {around}, the folder of other work. Choose another out=NEW.")
+    if (parent := next((path for path in out.resolve().parents if kind_of(path)), None)) is not None:
+        raise StudyError(f"{out} lies in {parent}, the folder of other work. Choose another out=NEW.")
     path = deployed_file(model, "int8")
     target, timed = target_of(path), deployment_of(model)
-    if options.format == "openvino":  # what will read the file here tries it in the child
+    if options.format == "openvino":  # so that a child process tries the file in OpenVINO
+        # In OpenVINO as it was timed there, or else with the same number of threads.
         threads = target.threads if timed is None else timed.threads
         target = replace(target, runtime="openvino", batch=1, threads=threads)
         if timed is not None and timed.runtime == "openvino":
             target = timed
     file = ModelFile.read(path, target, options.memory_mb)
-    said = _place(out, model, lambda whole: _write_pixels(file, options, target, whole))
+    remarks = _place(out, model, lambda whole: _write_pixels(file, options, target, whole))
     if options.format == "openvino":
         how = ("compile it with the options that were measured" if target is timed else
                "it was not measured in OpenVINO; options that suit are")
-        said.append(f"{how}: {_SERVED.parent}/compile_options.json")
-    return said
+        remarks.append(f"{how}: {_SERVED.parent}/compile_options.json")
+    return remarks
 
 
 def _write_pixels(file: ModelFile, options: ExportOptions, target: Target, whole: Path) -> list[str]:
-    """The network that takes uint8 pixels, as an ONNX file or for a model server, once it has run."""
+    """Write the network that takes uint8 pixels, as an ONNX file or for a model server; return a line about it. Raises
+    ModelError if it does not run once or cannot be converted."""
     import numpy as np
 
     proto, preparation = load_checked(file.path), file.preparation
@@ -140,7 +142,7 @@ def _write_pixels(file: ModelFile, options: ExportOptions, target: Target, whole
 
 
 def _copy(folder: RunFolder, to: Path) -> list[str]:
-    """Copy what a run holds, without locks and files that are just being written; what to say of it."""
+    """Copy the files of a run, without locks and files that are just being written; return lines about the copy."""
     from hwnas.study.storage import back_up
     from hwnas.study.study import database_path
 
@@ -149,6 +151,7 @@ def _copy(folder: RunFolder, to: Path) -> list[str]:
         beside_study = path.parent == folder.path and path.name.startswith(folder.study.name) and path != folder.study
         if path.is_symlink() or not path.is_file() or beside_study or (path.name[0] == "." and path.name != NAME):
             continue
+        # A search may be writing to the study: SQLite copies it with all that is committed.
         copy = to / path.relative_to(folder.path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         back_up(database_path(folder.path), copy) if path == folder.study else shutil.copyfile(path, copy)

@@ -1,4 +1,4 @@
-"""Faces: a package offers a few names of its modules, and loads a module only when its name is used.
+"""The face of a package: it offers a few names of its modules, and loads a module only when its name is used.
 
 `hwnas.search` is a function for users and a package for Python. The import of the package replaces the function, so
 the package is made callable, and a call goes to the function.
@@ -16,13 +16,13 @@ from typing import Any
 
 
 def face(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package (PEP 562) that offers `names`: name -> module of the package."""
+    """Return `__getattr__` and `__dir__` of a package (PEP 562) that offers `names`: name -> module of the package."""
 
     def load(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{names[name]}"), name)
-        setattr(sys.modules[package], name, value)
+        setattr(sys.modules[package], name, value)  # the next use does not come here
         return value
 
     return load, lambda: sorted({*names, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
@@ -39,7 +39,7 @@ def call(module: str, function: str) -> None:
 
 
 class _TorchvisionFinder(MetaPathFinder):
-    """Declares torchvision's operators before torchvision is imported, and leaves the import itself to others."""
+    """A finder that declares torchvision's operators before an import of torchvision, which it leaves to others."""
 
     def find_spec(self, name: str, *_: object) -> None:
         """Act on the first search for torchvision; find nothing."""
@@ -55,10 +55,11 @@ def watch_torchvision() -> None:
 
 
 def end_quietly() -> None:
-    """Let Ctrl-C while a command of hwnas is still importing end it with one line and status 130.
+    """Let Ctrl-C during the imports of a hwnas command end the command with one line and status 130.
 
     Nothing changes for other programs that import hwnas.
     """
+    # A command was started as `python -m hwnas…` or as the script `hwnas`.
     words = sys.orig_argv
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
     if module.partition(".")[0] != "hwnas" and os.path.basename(words[1] if words[1:] else "") != "hwnas":

@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first used, so that a command starts without what it never calls.
+"""The modules that are imported at their first use, so that a command starts without the packages it never calls.
 
 Other files write `from hwnas.lazy import torch`. Type checkers see the import itself.
 """
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 
 class LazyModule(ModuleType):
-    """Stands for the module of its name, and imports it when an attribute is asked for.
+    """A substitute for the module of its name, which imports the module when an attribute is used.
 
-    Unlike `importlib.util.LazyLoader` it never stands in `sys.modules`: other packages import the module as always.
+    Unlike `importlib.util.LazyLoader` it is never in `sys.modules`: other packages import the module as always.
 
     Args:
-        name: The dotted name that `import` would be given.
+        name: The dotted name, as behind `import`.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -24,7 +24,7 @@ class LazyModule(ModuleType):
         try:
             return getattr(module, name)
         except AttributeError:
-            # A submodule is an attribute of its package only after somebody has imported it.
+            # A submodule is an attribute of its package only after its first import.
             path = f"{self.__name__}.{name}"
             try:
                 return import_module(path)

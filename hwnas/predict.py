@@ -48,7 +48,7 @@ SIDES = ("left", "top", "right", "bottom")
 
 @dataclass(frozen=True, slots=True)
 class PredictOptions:
-    """Options of `conf/predict.yaml`."""
+    """The options of `conf/predict.yaml`."""
 
     run: str | None
     id: str | None
@@ -61,11 +61,12 @@ class PredictOptions:
 
 
 def run(config: Config, console: Console) -> None:
-    """The command: `run` is a run folder, or `model` a model folder or an ONNX file of hwnas; `images` is a folder,
+    """Run the command: `run` is a run folder, or `model` a model folder or an ONNX file of hwnas; `images` is a folder,
     `out` the CSV file.
 
-    Unfinished when some images cannot be decoded; they have a line without class.
+    Raises Unfinished if some images cannot be decoded; they have a line without a class.
     """
+    # Refuse wrong options and files that would be replaced, before the slow work.
     options = read_command(PredictOptions, config)
     if bool(options.model) == bool(options.run) or not options.images:
         raise ConfigError("which network, and which images? Add run=DIR or model=DIR (models/ID of a run, or of "
@@ -106,7 +107,7 @@ def run(config: Config, console: Console) -> None:
 
 
 def _rows(entry: Source, answers: Sequence[Answer] | None) -> Iterator[dict[str, Any]]:
-    """The lines of an image: one without a class if nothing is in it, or if it cannot be decoded."""
+    """Yield the lines of an image: one without a class if nothing is in it, or if it cannot be decoded."""
     if not answers:
         yield {"file": entry.name, "class": None, "confidence": None}
     for each in answers or ():
@@ -135,7 +136,7 @@ def _draw(entries: Sequence[Source], answers: Sequence[Sequence[Answer] | None],
 
 
 def _classifier(options: PredictOptions) -> Classifier | Cascade:
-    """The network or the pair that answers."""
+    """Return the network or the pair that answers."""
     if options.model:
         return _network(Path(options.model), options)
     folder = RunFolder.open(str(options.run), write=False)
@@ -148,11 +149,11 @@ def _classifier(options: PredictOptions) -> Classifier | Cascade:
 
 
 def _network(model: Path, options: PredictOptions) -> Classifier:
-    """A network, in the target that was asked for or its own."""
-    # Of models/ID of a run: answers are those of its front.csv.
-    given = deployment_of(model) if options.target is None else Target.from_config(options.target)
-    path = deployed_file(model, given.precision if given else "int8", given)
-    target = given or target_of(path)
+    """Return a network, in the target of the options or in its own."""
+    # A network in models/ID of a run answers as it did for the run's front.csv.
+    chosen_target = deployment_of(model) if options.target is None else Target.from_config(options.target)
+    path = deployed_file(model, chosen_target.precision if chosen_target else "int8", chosen_target)
+    target = chosen_target or target_of(path)
     return Classifier.compile(ModelFile.read(path, target, options.memory_mb), target)
 
 

@@ -1,4 +1,4 @@
-"""Command: measure this host for a target and a search space, and store the latency table."""
+"""The command that measures this host for a target and a search space, and stores the latency table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command: make an int8 file of an fp32 ONNX file that loses no more accuracy than allowed."""
+"""The command that makes an int8 file of an fp32 ONNX file, with no more loss of accuracy than is allowed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ USAGE = """int8 under an accuracy limit: the layers that int8 costs most stay in
 
 Validation images decide; the file chosen is then asked about the test images once. --show-config prints every option.
 For quantisation-aware training of a file that is not hwnas' own, take NNCF."""
-JUDGES = 192  # images that tell what a layer costs
+JUDGES = 192  # images by which the cost of a layer is measured
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class QuantizeOptions(NetworkOptions):
 
 
 def main(config: Config, console: Console) -> None:
-    """Quantise, judge, time, and write the file that keeps the limit, or else the best one (Unfinished)."""
+    """Quantise, judge, time, and write the file that keeps the limit; or else write the best and raise Unfinished."""
     options = read_command(QuantizeOptions, config)
     if not options.model or options.is_built or options.target.precision != "int8":
         raise ConfigError("which file, for which int8 target? Add model=FILE.onnx and target=NAME.")
@@ -82,10 +82,11 @@ def main(config: Config, console: Console) -> None:
     load_runtime(target.runtime).check(target)
     with temporary_folder() as name:
         folder = Path(name)
+        # A child process, which may crash or take too much memory, checks the file and writes it in one piece.
         with console.step("check the file") as report:
-            asked = {**options.network_job(folder), "batches": [1]}
-            made = options.prepare_to_send(asked, folder, noting_waits(report, console))
-        fp32, shape = Path(made["file"]), tuple(made["input"]["image"])
+            task = {**options.network_job(folder), "batches": [1]}
+            checked_file = options.prepare_to_send(task, folder, noting_waits(report, console))
+        fp32, shape = Path(checked_file["file"]), tuple(checked_file["input"]["image"])
         data = _images(options, load_fp32(fp32, str(options.model)), shape, console)
         job = _Job(fp32, str(options.model), target, data, options, folder)
         chosen = job.search(console)
@@ -101,7 +102,7 @@ def main(config: Config, console: Console) -> None:
 
 
 def _images(options: QuantizeOptions, proto: ModelProto, shape: Sequence[int], console: Console) -> Dataset:
-    """The data set as the network takes it, by the normalisation that its metadata name."""
+    """Return the data set in the network's size and normalised by the mean and std in the file's metadata, if any."""
     info = inspect_dataset(options.dataset)
     if load_task(info.task).reads_boxes:
         raise DataError(f"{info.name} is for {info.task}, and hwnas quantize judges networks that give each image one "
@@ -113,12 +114,12 @@ def _images(options: QuantizeOptions, proto: ModelProto, shape: Sequence[int], c
         raise ModelError(f"{options.model}: the batch axis is fixed to {fixed}, and int8 files are made by many images "
                          "at a time. Export it with a dynamic batch axis.")
     data = read_images(options.dataset, shape[1], options.split_seed, console).at_size(shape[1])
-    told = {entry.key: entry.value for entry in proto.metadata_props}
-    if told.get("dataset_fingerprint") not in (None, data.fingerprint):
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    if metadata.get("dataset_fingerprint") not in (None, data.fingerprint):
         console.remark(f"note: {options.model} names another split, size or place of its images: if the split is "
                        "another one, it learnt from test images. The search's seed is split_seed here.")
     try:
-        mean, std = (tuple(map(float, load_json(told[key]))) for key in ("mean", "std"))
+        mean, std = (tuple(map(float, load_json(metadata[key]))) for key in ("mean", "std"))
     except (KeyError, ValueError, TypeError):
         console.remark(f"note: {options.model} names no mean and std; it is fed with those of {info.name}.")
         return data
@@ -127,7 +128,7 @@ def _images(options: QuantizeOptions, proto: ModelProto, shape: Sequence[int], c
 
 @dataclass(frozen=True)
 class _Found:
-    """An int8 file, the layers that it has in fp32, and the points of top-1 that it loses, with the 95 % interval."""
+    """An int8 file, its layers in fp32, and its loss of top-1 in points: mean and ends of the 95 % interval."""
 
     path: Path
     kept: tuple[str, ...]
@@ -144,14 +145,14 @@ class _Job:
     folder: Path
 
     def search(self, console: Console) -> _Found:
-        """Keep more and more layers in fp32 until the limit is kept; the best file if none keeps it."""
+        """Return the first int8 file that keeps the limit, with more and more layers in fp32; or else the best one."""
         images = calibration_images(self.data, self.options.images, self.options.seed)
         right = self._right(self.fp32, "fp32")
         best: _Found | None = None
-        for path, kept in self._files(images, console):
-            with console.step(f"score with {len(kept)} layers in fp32") as report:
+        for path, fp32_layers in self._files(images, console):
+            with console.step(f"score with {len(fp32_layers)} layers in fp32") as report:
                 mean, low, high = paired_difference(right, self._right(path, "int8", report))
-            chosen = _Found(path, kept, (100 * mean, 100 * low, 100 * high))
+            chosen = _Found(path, fp32_layers, (100 * mean, 100 * low, 100 * high))
             best = chosen if best is None or chosen.drop < best.drop else best
             if chosen.drop[0] <= self.options.max_drop:
                 return chosen
@@ -159,41 +160,45 @@ class _Job:
         return best
 
     def _files(self, images: NDArray[np.float32], console: Console) -> Iterator[tuple[Path, tuple[str, ...]]]:
-        """Yield int8 files with more and more layers in fp32: none (or the head), then those that cost most."""
+        """Yield int8 files with more and more layers in fp32: none (or the head), then the layers that cost most."""
+        # 1. The file with all layers in int8 (or all but the head), with the best ranges of activations.
         host, tuned = Host.detect(), tuning_of(self.target)
         narrow, threads = needs_narrow_weights(self.target, host.vendor, host.flags), self.target.threads or 1
         first = self.folder / "int8-0.onnx"
         with console.step("choose ranges") as report:
-            made = quantize_static(self.fp32, first, images, tuned_for=tuned, narrow=narrow, threads=threads,
-                                   label=self.label, report=report)
-        yield first, made.kept
-        proto, method = load_fp32(self.fp32, self.label), cast(Method, made.method)
+            first_result = quantize_static(self.fp32, first, images, tuned_for=tuned, narrow=narrow, threads=threads,
+                                           label=self.label, report=report)
+        yield first, first_result.kept
+        proto, method = load_fp32(self.fp32, self.label), cast(Method, first_result.method)
         ranges = activation_ranges(proto, images, [method], tuned_for=tuned, threads=threads)[method]
         judges = images[:: max(1, len(images) // JUDGES)]
-        wanted = logits_of(proto, judges, threads)
+        fp32_logits = logits_of(proto, judges, threads)
 
-        def int8(kept: Collection[str]) -> ModelProto:
+        def int8(fp32_layers: Collection[str]) -> ModelProto:
             network = deepcopy(proto)
-            quantise_graph(network, ranges, note=f"{method}, {len(kept)} layers in fp32", tuned_for=tuned, kept=kept,
-                           narrow=narrow)
+            quantise_graph(network, ranges, note=f"{method}, {len(fp32_layers)} layers in fp32", tuned_for=tuned,
+                           kept=fp32_layers, narrow=narrow)
             return network
 
-        names = [node.name for node in quantised_nodes(Graph(proto)) if node.name not in made.kept]
+        # 2. The cost of a layer: the error of the logits that is left when this layer alone goes back to fp32.
+        names = [node.name for node in quantised_nodes(Graph(proto)) if node.name not in first_result.kept]
         if len(names) < 2:
             return  # without its only layer in int8 the file would be in fp32
         errors = {}
         with console.step("what each layer costs") as report:
             for index, name in enumerate(names):
-                errors[name] = float(np.square(logits_of(int8((*made.kept, name)), judges, threads) - wanted).sum())
+                errors[name] = float(np.square(
+                    logits_of(int8((*first_result.kept, name)), judges, threads) - fp32_logits).sum())
                 report((index + 1) / len(names), name)
+        # 3. Layers in fp32: the 1, 2, 4, 8, … that leave the smallest errors, at most all but one.
         order = sorted(names, key=errors.__getitem__)
         for n in sorted({min(1 << power, len(order) - 1) for power in range(len(order).bit_length())}):
-            path, kept = self.folder / f"int8-{n}.onnx", (*made.kept, *order[:n])
-            path.write_bytes(int8(kept).SerializeToString())
-            yield path, kept
+            path, fp32_layers = self.folder / f"int8-{n}.onnx", (*first_result.kept, *order[:n])
+            path.write_bytes(int8(fp32_layers).SerializeToString())
+            yield path, fp32_layers
 
     def _right(self, path: Path, precision: str, report: Callable[[float], None] | None = None) -> NDArray[np.bool_]:
-        """Return whether each validation image gets the right answer."""
+        """Return for each validation image whether its answer is right."""
         compiled = self._compiled(path, precision)
         answer = compiled.logits(self.data.normalise(np.asarray(self.data.validation.images[:1]))).shape[1:]
         if answer != (len(self.data.class_names),):
@@ -209,7 +214,7 @@ class _Job:
             raise ModelError(f"{self.label}: {error}") from None
 
     def lines(self, chosen: _Found, shape: Sequence[int], console: Console) -> Iterator[str]:
-        """Yield top-1 on the test images, what is lost, and the latency of both files, timed beside each other."""
+        """Yield lines for the user: both files' top-1 on the test images and latency, timed together, and the loss."""
         files = {"fp32": self.fp32, "int8": chosen.path}
         timed = {name: TimedFile(path, replace(self.target, precision=name), tuple(shape))
                  for name, path in files.items()}
@@ -222,9 +227,9 @@ class _Job:
             took = (f"{each.latency_ms:.4g} ms (90 %: {each.latency_ms_low:.4g} to {each.latency_ms_high:.4g})"
                     if each.valid else f"INVALID: {each.reason}")
             yield f"{name}  top-1 {top1:.2%} on {len(self.data.test)} test images  {took}"
-        kept = f", {len(chosen.kept)} layers in fp32" if chosen.kept else ""
+        fp32_note = f", {len(chosen.kept)} layers in fp32" if chosen.kept else ""
         yield (f"validation top-1, int8 minus fp32: {-chosen.drop[0]:+.2f} points (95 %: {-chosen.drop[2]:+.2f} to "
-               f"{-chosen.drop[1]:+.2f}){kept}")
+               f"{-chosen.drop[1]:+.2f}){fp32_note}")
         if chosen.drop[0] <= self.options.max_drop < chosen.drop[2]:
             yield (f"max_drop={self.options.max_drop:g} is kept on these {len(self.data.validation)} validation "
                    f"images. They are too few to rule out a loss of up to {chosen.drop[2]:.2f} points.")

@@ -12,7 +12,7 @@ from hwnas.front.report import read_report, write_report
 
 
 def run(config: Config, console: Console) -> None:
-    """The command: `run` names the folder."""
+    """Run the command: `run` names the folder."""
     folder = opened_run(config)
     with folder.hold("results", console.say):
         write_report(folder, read_report(folder))

@@ -20,7 +20,7 @@ LEVEL = 0.95
 
 
 def wilson(n_correct: int, n: int, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson's score interval of a fraction `n_correct / n`; Wilson, JASA 22 (1927)."""
+    """Return Wilson's score interval of a fraction `n_correct / n`; Wilson, JASA 22 (1927)."""
     if n < 1 or not 0 <= n_correct <= n:
         raise ValueError(f"need 0 <= n_correct <= n and n >= 1, got {n_correct} of {n}")
     # scipy.stats has it too, but takes a second to import.
@@ -32,7 +32,7 @@ def wilson(n_correct: int, n: int, level: float = LEVEL) -> tuple[float, float]:
 
 @cache
 def student_t(share: float, freedom: int) -> float:
-    """Quantile of Student's t with `freedom` degrees, to twelve digits; NaN where they are fewer than 1.
+    """Return the quantile of Student's t with `freedom` degrees, to twelve digits; NaN if `freedom` is below 1.
 
     The finite series for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4) is inverted by bisection
     over the angle atan(t / sqrt(freedom)). It needs no scipy: a device has numpy and a runtime alone.
@@ -40,13 +40,14 @@ def student_t(share: float, freedom: int) -> float:
     if freedom < 1:
         return math.nan
     low, high, inside = 0.0, math.pi / 2, abs(2 * share - 1)
+    # Until no float is between the two ends.
     while (angle := (low + high) / 2) not in (low, high):
         low, high = (angle, high) if _within(angle, freedom) < inside else (low, angle)
     return math.copysign(math.sqrt(freedom) * math.tan(low), share - 0.5)
 
 
 def _within(angle: float, freedom: int) -> float:
-    """The probability that t lies within ± sqrt(freedom) tan(angle)."""
+    """Return the probability that t is within ± sqrt(freedom) tan(angle)."""
     odd = freedom % 2
     term = math.cos(angle) if odd else 1.0
     total = term if freedom > 1 else 0.0
@@ -57,28 +58,30 @@ def _within(angle: float, freedom: int) -> float:
 
 
 def paired_interval(wins: int, losses: int, n: int, level: float = LEVEL) -> tuple[float, float]:
-    """Interval of the difference of two shares over the same `n` things, of which the first alone has `wins` and the
-    second alone `losses`.
+    """Return the interval of the difference of two shares over the same `n` things. The first share has `wins` of them
+    alone, the second `losses`.
 
-    The wider of two at each end: Tango's score interval (Statistics in Medicine 17, 1998), and the inversion of the
-    exact test of McNemar, by Clopper and Pearson's interval of the share of wins among those that differ. So 0 is
-    outside only where the exact test says so too, however few differ.
+    Each end is the wider one of two intervals. One is Tango's score interval (Statistics in Medicine 17, 1998). The
+    other inverts McNemar's exact test, by Clopper and Pearson's interval of the share of wins among the things that
+    differ. So 0 is outside only if the exact test says so too, however few differ.
     """
     if n < 1 or wins < 0 or losses < 0 or wins + losses > n:
         raise ValueError(f"need wins and losses among n >= 1, got {wins} and {losses} of {n}")
     z, middle = float(scipy.special.ndtri(0.5 + 0.5 * level)), (wins - losses) / n
 
     def excess(difference: float) -> float:
-        """The score statistic of a difference, which falls as that rises."""
+        """Return the score statistic of a difference; it falls as the difference rises."""
+        # `shared` is the larger root of a quadratic equation: the most likely share of losses for this difference.
         b = -(wins + losses) + (2 * n - wins + losses) * difference
         shared = (math.sqrt(max(0.0, b * b + 8 * n * losses * difference * (1 - difference))) - b) / (4 * n)
         variance = n * (2 * shared + difference * (1 - difference))
         return (wins - losses - n * difference) / math.sqrt(max(variance, 1e-12))
 
+    # Tango's interval has the differences with a statistic of at most z standard deviations.
     low = _root(lambda d: excess(d) - z, -1.0, middle)
     high = _root(lambda d: excess(d) + z, middle, 1.0)
     differ, tail = wins + losses, 0.5 - 0.5 * level
-    if differ:
+    if differ:  # Clopper and Pearson's ends are quantiles of the beta distribution
         least = scipy.special.betaincinv(wins, losses + 1, tail) if wins else 0.0
         most = scipy.special.betaincinv(wins + 1, losses, 1 - tail) if losses else 1.0
         low, high = min(low, (2 * least - 1) * differ / n), max(high, (2 * most - 1) * differ / n)
@@ -86,7 +89,7 @@ def paired_interval(wins: int, losses: int, n: int, level: float = LEVEL) -> tup
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a falling function crosses 0, by bisection; an end if it does not cross."""
+    """Return the point at which a falling function crosses 0, by bisection; an end if it does not cross."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)
@@ -95,9 +98,9 @@ def _root(falling: Callable[[float], float], low: float, high: float) -> float:
 
 def paired_difference(first: NDArray[np.bool_], second: NDArray[np.bool_], *, confidence: float = LEVEL
                       ) -> tuple[float, float, float]:
-    """Mean of `first - second` over images, with its interval (`paired_interval`): (mean, low, high).
+    """Return the mean of `first - second` over images, with its interval (`paired_interval`): (mean, low, high).
 
-    Both say for each image whether the answer is right, in the same order.
+    Both arrays [n] say for each image whether the answer is right, in the same order.
     """
     if first.shape != second.shape or first.ndim != 1 or len(first) == 0:
         raise ValueError(f"need two vectors over the same images, got {first.shape} and {second.shape}")
@@ -106,22 +109,22 @@ def paired_difference(first: NDArray[np.bool_], second: NDArray[np.bool_], *, co
 
 
 def binomial_std(share: float, n: int) -> float:
-    """Standard deviation of a share of `n` images, never 0 (Agresti and Coull, 1998)."""
+    """Return the standard deviation of a share of `n` images, never 0 (Agresti and Coull, 1998)."""
     centre = (share * n + 2) / (n + 4)
     return float((centre * (1 - centre) / (n + 4)) ** 0.5)
 
 
 def conformal_quantile(scores: np.ndarray, q: float) -> float:
-    """Finite-sample quantile of held-out scores. For q of 1/2 or more the rank is rounded up, below 1/2 it is
-    rounded down."""
+    """Return the finite-sample quantile of held-out scores. For q of 1/2 or more the rank is rounded up, for smaller q
+    it is rounded down."""
     ordered, n = np.sort(scores), len(scores)
     rank = np.ceil((n + 1) * q) if q >= 0.5 else np.floor((n + 1) * q)
     return float(ordered[int(np.clip(rank - 1, 0, n - 1))])
 
 
 def percentiles(values: Array, level: float = LEVEL) -> tuple[float, float]:
-    """Ends of the middle `level` of bootstrap draws. Draws without a value (NaN) are left out; both ends are NaN
-    where all are."""
+    """Return the ends of the middle `level` of bootstrap draws. Draws that are not finite are left out; both ends are
+    NaN if no draw is left."""
     usable = values[np.isfinite(values)]
     if not len(usable):
         return np.nan, np.nan
@@ -131,7 +134,7 @@ def percentiles(values: Array, level: float = LEVEL) -> tuple[float, float]:
 
 def bootstrap_mean(values: ArrayLike, counts: ArrayLike, *, level: float = LEVEL, seed: int = 0
                    ) -> tuple[float, float, float]:
-    """Mean of `values` [k], each of which occurs `counts` [k] times, with its percentile interval.
+    """Return the mean of `values` [k], each of which occurs `counts` [k] times, with its percentile interval.
 
     This suits few different values, such as right and wrong answers to images. The resamples are drawn as multinomial
     counts, which is exact, and quick for any set. Efron and Tibshirani, An Introduction to the Bootstrap (1993), ch.
@@ -154,44 +157,44 @@ def _losses(points: ArrayLike, minimise: Sequence[bool]) -> NDArray[np.float64]:
 
 
 def non_dominated(points: ArrayLike, minimise: Sequence[bool]) -> NDArray[np.bool_]:
-    """Mask of the points [n, k] that no other point dominates.
+    """Return a mask [n] of the points [n, k] that no other point dominates.
 
-    `minimise[j]` says which way column j is better. A point dominates another when it is nowhere worse and
-    somewhere better, so equal points stand or fall together. A point with a NaN is never on the front and
-    dominates nothing.
+    `minimise[j]`: in column j less is better. A point dominates another if it is nowhere worse and somewhere better.
+    Of equal points therefore all are on the front, or none is. A point with a NaN is never on the front and dominates
+    nothing.
     """
     losses = _losses(points, minimise)
     usable = ~np.isnan(losses).any(axis=1)
     mask = np.zeros(len(losses), dtype=bool)
-    left = np.flatnonzero(usable)
-    left = left[np.lexsort(losses[left].T[::-1])]
-    # In lexicographic order nothing later can dominate the first one left, so it is on the front.
-    while len(left):
-        first = losses[left[0]]
-        equal = (losses[left] == first).all(axis=1)
-        mask[left[equal]] = True
-        left = left[(losses[left] < first).any(axis=1) & ~equal]
+    rest = np.flatnonzero(usable)
+    rest = rest[np.lexsort(losses[rest].T[::-1])]
+    # In lexicographic order nothing later can dominate the first point of the rest, so it is on the front.
+    while len(rest):
+        first = losses[rest[0]]
+        equal = (losses[rest] == first).all(axis=1)
+        mask[rest[equal]] = True
+        rest = rest[(losses[rest] < first).any(axis=1) & ~equal]
     return mask
 
 
 def layers(points: ArrayLike, minimise: Sequence[bool]) -> list[NDArray[np.intp]]:
-    """Indices of the front, then of the front of the rest, and so on. Points with a NaN are in none."""
+    """Return the indices of the front, then of the front of the rest, and so on. Points with a NaN are in none."""
     losses = _losses(points, minimise)
-    left = np.flatnonzero(~np.isnan(losses).any(axis=1))
+    rest = np.flatnonzero(~np.isnan(losses).any(axis=1))
     fronts = []
-    while len(left):
-        front = non_dominated(losses[left], [True] * losses.shape[1])
-        fronts.append(left[front])
-        left = left[~front]
+    while len(rest):
+        front = non_dominated(losses[rest], [True] * losses.shape[1])
+        fronts.append(rest[front])
+        rest = rest[~front]
     return fronts
 
 
 def kendall_tau(x: ArrayLike, y: ArrayLike) -> float:
-    """Kendall's tau-b (1945); NaN where either is constant."""
+    """Return Kendall's tau-b (1945); NaN if `x` or `y` is constant."""
     return float(scipy.stats.kendalltau(x, y).statistic)
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """Spearman's rank correlation (1904; ties have their mean rank); NaN where either is constant."""
-    is_constant = np.ptp(np.asarray(x)) == 0 or np.ptp(np.asarray(y)) == 0  # of which scipy warns
+    """Return Spearman's rank correlation (1904; ties have their mean rank); NaN if `x` or `y` is constant."""
+    is_constant = np.ptp(np.asarray(x)) == 0 or np.ptp(np.asarray(y)) == 0  # scipy would warn of it
     return math.nan if is_constant else float(scipy.stats.spearmanr(x, y).statistic)

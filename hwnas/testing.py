@@ -1,4 +1,4 @@
-"""Contract tests for a third party's runtime, task, estimator, sampler, data set or objective.
+"""The contract tests for a third party's runtime, task, estimator, sampler, data set or objective.
 
 They are plain assertions, for any test runner.
 """
@@ -35,13 +35,13 @@ def check_task(task: Task, outputs: np.ndarray[Any, Any], targets: np.ndarray[An
     """Assert that a task keeps the `Task` contract for one network's outputs.
 
     Args:
-        task: What the entry point gives.
-        outputs: Of a network [n, ...], float32, for at least eight images of which some are answered rightly.
+        task: The task that the entry point gives.
+        outputs: A network's outputs [n, ...], float32, for at least eight images of which some are answered rightly.
         targets: The right answers [n, ...].
-        names: Of the classes.
+        names: The names of the classes.
 
     Raises:
-        AssertionError: What the contract asks, where it is broken.
+        AssertionError: The contract is broken; the message is its rule.
     """
     n = len(outputs)
     assert outputs.shape[1] == task.n_outputs(len(names)), "n_outputs is the length of the outputs' second axis"
@@ -75,14 +75,14 @@ def check_runtime(runtime: Runtime, onnx_path: str | os.PathLike[str], target: T
     """Assert that a runtime keeps the `Runtime` and `Compiled` contract for one file and target.
 
     Args:
-        runtime: What the entry point gives.
+        runtime: The runtime that the entry point gives.
         onnx_path: A file that takes float32 [batch, c, h, w] and gives [batch, classes].
         target: A target of this runtime.
         reference: The expected logits [n, classes] of `contract_images(onnx_path, n)`.
-        relative_error: How far logits may be off, as a share of the largest one.
+        relative_error: The largest error of a logit, as a share of the largest logit.
 
     Raises:
-        AssertionError: What the contract asks, where it is broken.
+        AssertionError: The contract is broken; the message is its rule.
     """
     _check_refusals(runtime, onnx_path, target)
     runtime.check(target)
@@ -112,7 +112,7 @@ def check_runtime(runtime: Runtime, onnx_path: str | os.PathLike[str], target: T
 
 
 def contract_images(onnx_path: str | os.PathLike[str], n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """`n` random normal images of the file's input shape. Image i is the same for every `n`."""
+    """Return `n` random normal images of the file's input shape. Image i is the same for every `n`."""
     shape = [axis.dim_value for axis in onnx.load(os.fspath(onnx_path)).graph.input[0].type.tensor_type.shape.dim[1:]]
     return np.random.default_rng(0).standard_normal((n, *shape), np.float32)
 
@@ -152,11 +152,11 @@ def check_estimator(estimator: AccuracyEstimator, architecture: Architecture) ->
     """Assert that an estimator keeps the `AccuracyEstimator` contract.
 
     Args:
-        estimator: What the entry point gives. It is asked twice, so it should be quick.
-        architecture: One that it can judge.
+        estimator: The estimator that the entry point gives. It evaluates twice, so it should be quick.
+        architecture: An architecture that it can judge.
 
     Raises:
-        AssertionError: What the contract asks, where it is broken.
+        AssertionError: The contract is broken; the message is its rule.
     """
     fingerprint = estimator.fingerprint
     assert fingerprint, "fingerprint names what decides the values"

@@ -1,4 +1,4 @@
-"""Command: train one network in full, and export and score it."""
+"""The command that trains one network in full, and exports and scores it."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ The same command again resumes after the last whole epoch. --show-config prints 
 
 
 def all_options(config: Config) -> dict[str, Any]:
-    """The recipe's options that follow from where the training begins, where they were not given."""
+    """Return the recipe's options that were not given; their values depend on the weights at the start."""
     return {key: value for key, value in all_recipe(recipe_of(config)).items() if config[key] is None}
 
 
 def main(config: Config, console: Console) -> None:
-    """Check the options, train (or continue), export and score; prints the result in one line."""
+    """Check the options, train (or continue), export and score; print the result in one line."""
     job = make_job(config, console)
     folder = job.folder.path
     with WorkFolder(folder, "train").hold("training", console.say):
-        made = read_summary(job, console) or write_results(job, train(job, console), console)
-        write_atomic(job.folder.card, training_card(job, made))
-    name = shorten(made["network"], 100, placeholder=" …")  # that of a cut names all of its layers
+        summary = read_summary(job, console) or write_results(job, train(job, console), console)
+        write_atomic(job.folder.card, training_card(job, summary))
+    name = shorten(summary["network"], 100, placeholder=" …")  # the name of a cut has all of its layers
     metric = load_task(job.dataset.task).metric
-    console.say(f"{name}: test {metric} {made['top1_test']:.2%} (95 %: {made['top1_test_low']:.2%} to "
-                f"{made['top1_test_high']:.2%}) on {made['n_test']} images, validation {made['top1_validation']:.2%}, "
-                f"{count(made['epochs'], 'epoch')} in {made['seconds_training']:.0f} s: {folder}")
+    console.say(f"{name}: test {metric} {summary['top1_test']:.2%} (95 %: {summary['top1_test_low']:.2%} to "
+                f"{summary['top1_test_high']:.2%}) on {summary['n_test']} images, validation "
+                f"{summary['top1_validation']:.2%}, {count(summary['epochs'], 'epoch')} in "
+                f"{summary['seconds_training']:.0f} s: {folder}")
 
 
 command = partial(run_command, main, "train", USAGE, target=False, sections=all_options)

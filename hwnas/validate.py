@@ -1,7 +1,6 @@
-"""Validation: predicted against measured latency, on networks that the table has never seen: hwnas validate
+"""The command that compares predicted with measured latency, on networks that the table has never seen.
 
-Predictions are moved to the run's session as a search moves them: a panel of the table's networks is timed again
-first.
+Predictions are moved to the run's session as in a search: a panel of the table's networks is timed again first.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ USAGE = """Predicted against measured latency, on networks never seen: half rand
 
 VALIDATION = Document("hwnas-validation", 1, "a validation", "Name the JSON file that hwnas.validate wrote.",
                       TableError, two_fields=True, shape={"networks": [{"group": str, "architecture": dict}]})
-WAVE_S = 60.0  # most seconds of timing a wave
+WAVE_S = 60.0  # most seconds of timing for a wave of networks
 FIGURES = (  # name in the report, in words, format
     ("within_5", "within 5 %", ".1%"), ("within_10", "within 10 %", ".1%"), ("mean_error", "mean error", ".1%"),
     ("bias", "median signed error", "+.1%"), ("spearman", "Spearman", ".4f"),
@@ -60,7 +59,7 @@ FIGURES = (  # name in the report, in words, format
 
 @dataclass(frozen=True)
 class ValidateOptions(MeasuringOptions):
-    """Options of `conf/validate.yaml`. `n` networks are measured."""
+    """The options of `conf/validate.yaml`. `n` networks are measured."""
 
     n: int = option(low=4, high=5000)
     seed: int = option(low=0, high=2**31)
@@ -69,7 +68,7 @@ class ValidateOptions(MeasuringOptions):
 
 
 def main(config: Config, console: Console) -> None:
-    """Do what `conf/validate.yaml` asks: measure networks that the table does not hold, and judge the model by them."""
+    """Measure networks that the table does not have, judge the model by them, and write and print a report."""
     options = read_command(ValidateOptions, config)
     out = choose_out(options)
     deployment, space = options.deployment(console), options.search_space()
@@ -88,7 +87,7 @@ def main(config: Config, console: Console) -> None:
 
 
 def choose_out(options: ValidateOptions) -> Path:
-    """Choose where the report goes; ConfigError when it is no .json file."""
+    """Choose the path of the report. Raises ConfigError if it is no .json file."""
     if options.out is not None:
         out = Path(options.out)
     else:
@@ -100,7 +99,7 @@ def choose_out(options: ValidateOptions) -> Path:
 
 
 def describe_table(table: LatencyTable) -> dict[str, Any]:
-    """The facts about a table for a report, with a hash of the file's content."""
+    """Return the facts about a table for a report, with a hash of the file's content."""
     content = table.path.read_bytes() if table.path and table.path.is_file() else b""
     return {"host": table.host, "runtime": table.runtime_version,
             "table": {"file": table.path.name if table.path else None, "created": table.created,
@@ -111,19 +110,19 @@ def describe_table(table: LatencyTable) -> dict[str, Any]:
 def measure_networks(deployment: Deployment, table: LatencyTable, space: str,
                      chosen: Sequence[tuple[str, Architecture]], seed: int, partial: Path, console: Console
                      ) -> list[TimedNetwork]:
-    """Measure networks in mixed order, so that a drift of the machine does not pass for a difference of groups.
+    """Measure networks in mixed order, so that a drift of the machine does not look like a difference of groups.
 
     Args:
         chosen: (group, network); the group becomes the origin.
-        partial: file of a table of what is measured; what an interrupted run has left there is not measured again.
+        partial: The file of a table of all valid measurements. An interrupted run's measurements are not repeated.
 
     Returns:
-        What was measured, in the order of `chosen`; networks that cannot be exported or compiled are missing.
+        The measured networks, in the order of `chosen`; networks that cannot be exported or compiled are missing.
     """
     target, device = deployment.target, deployment.device
     device.runtime(target.runtime).check(target)
-    kept, groups = open_partial(partial, table), {network.id: group for group, network in chosen}
-    measured = {network.architecture.id: network for network in kept.networks}
+    stored_table, groups = open_partial(partial, table), {network.id: group for group, network in chosen}
+    measured = {network.architecture.id: network for network in stored_table.networks}
     waiting = [network for _, network in chosen if network.id not in measured]
     random.Random(seed).shuffle(waiting)
     if len(waiting) < len(chosen):
@@ -132,9 +131,9 @@ def measure_networks(deployment: Deployment, table: LatencyTable, space: str,
     def keep(network: Architecture, measurement: Measurement) -> None:
         timed = TimedNetwork(space, network, measurement, groups[network.id])
         measured[network.id] = timed
-        if measurement.valid:
-            kept.networks.append(timed)
-            kept.save(partial)
+        if measurement.valid:  # another run repeats the others
+            stored_table.networks.append(timed)
+            stored_table.save(partial)
 
     if waiting:
         with console.step("time networks", WAVE_S * math.ceil(len(waiting) / WAVE)) as progress:
@@ -144,27 +143,28 @@ def measure_networks(deployment: Deployment, table: LatencyTable, space: str,
 
 
 def open_partial(path: Path, table: LatencyTable) -> LatencyTable:
-    """Return the valid measurements of an unfinished validation, a table too; one without networks if there is none of
-    this session, or if it stood beside another table."""
+    """Return the valid measurements of an unfinished validation, as a table. It is empty if there is no file of this
+    session, or if the file was made with another table."""
     if path.exists() and time.time() - path.stat().st_mtime <= FRESH_S:  # of this session
-        kept = LatencyTable.load(path)
-        if (kept.key, kept.host_name, kept.created) == (table.key, table.host_name, table.created):
-            return kept
+        draft = LatencyTable.load(path)
+        if (draft.key, draft.host_name, draft.created) == (table.key, table.host_name, table.created):
+            return draft
     return replace(table, networks=[], error={}, spent_s={}, learnt={}, processes={}, path=path)
 
 
 def judge(table: LatencyTable, model: LatencyModel, networks: Sequence[TimedNetwork], session: Session
           ) -> dict[str, Any]:
-    """Hold the model's predictions against networks that were measured in a session; returns a part of the report.
+    """Compare the model's predictions with networks that were measured in a session; return a part of the report.
 
     Raises:
-        MeasurementInvalid: no network has a valid time.
+        MeasurementInvalid: No network has a valid time.
     """
     valid = [network.measurement for network in networks if network.measurement.valid]
     if not valid:
         reason = networks[0].measurement.reason if networks else "no network is left to be judged"
         raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "
                                  "here and give the command again.")
+    # The machine's speed at the table's time and now, by the reference network.
     quiet_ms, run_ms = table.quiet_ms, float(np.median([measurement.quiet_ms for measurement in valid]))
     predictions = model.in_session(session.factor, session.log_std).predict_architectures(
         [network.architecture for network in networks])
@@ -181,7 +181,7 @@ def judge(table: LatencyTable, model: LatencyModel, networks: Sequence[TimedNetw
 
 
 def network_to_dict(network: TimedNetwork, predicted: tuple[float, float, float]) -> dict[str, Any]:
-    """A network's entry; `predicted` is mean, low and high in ms. Numbers of an INVALID measurement are NaN."""
+    """Return a network's entry; `predicted` is mean, low and high in ms. Numbers of an INVALID measurement are NaN."""
     measurement, (mean_ms, low_ms, high_ms) = network.measurement, predicted
     return {"id": network.architecture.id, "group": network.origin, "architecture": network.architecture.to_dict(),
             "predicted_ms": mean_ms, "low_ms": low_ms, "high_ms": high_ms, "latency_ms": measurement.latency_ms,
@@ -195,14 +195,15 @@ def save(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def summarise(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return the figures of networks: `predicted_ms`, its 90 % interval from `low_ms` to `high_ms`, `measured_ms`.
+    """Return the figures of rows with `predicted_ms`, its 90 % interval `low_ms` to `high_ms`, and `measured_ms`.
 
     Returns:
-        Errors and shares as fractions, the rank correlation; None where there is no value.
+        Errors and shares as fractions, the rank correlation; None for a figure without a value.
     """
     signed = rows.predicted_ms / rows.measured_ms - 1  # above 0: the network is faster than predicted
     error, width_ms = signed.abs(), rows.high_ms - rows.low_ms
     inside = rows.measured_ms.between(rows.low_ms, rows.high_ms).to_numpy(float)
+    # The coverage of each third by predicted latency: a good average may hide fast networks that are badly covered.
     thirds = np.array_split(inside[np.argsort(rows.predicted_ms.to_numpy(), kind="stable")], 3)
     values = {
         "within_5": (error <= 0.05).mean(), "within_10": (error <= 0.10).mean(), "mean_error": error.mean(),
@@ -215,7 +216,7 @@ def summarise(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
-    """Print the table of figures, what they rest on, and where the report lies."""
+    """Print the table of figures, the session and networks behind them, and the path of the report."""
     parts = {"all": report, **report["groups"]}
     rows = [["", *parts], ["networks", *(str(part["n"]) for part in parts.values())],
             *([words, *(number(part[name], form) for part in parts.values())] for name, words, form in FIGURES)]

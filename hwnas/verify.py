@@ -33,7 +33,7 @@ from hwnas.training.recipe import FULL_TRAINING, Recipe
 
 @dataclass(frozen=True)
 class VerifyOptions(DeviceOptions):
-    """Options of `conf/verify.yaml` beside the run folder."""
+    """The options of `conf/verify.yaml` beside the run folder."""
 
     host: str | None
     dataset: dict[str, Any] = option()
@@ -42,10 +42,10 @@ class VerifyOptions(DeviceOptions):
 
 
 def run(config: Config, console: Console) -> None:
-    """The command: `run` names the folder, `host` accepts another machine than the one searched for.
+    """Run the command: `run` names the folder, `host` accepts another machine than the one of the search.
 
-    `dataset` holds what differs here (its root), `verification.seconds` the most seconds of timing (null: as before),
-    `memory_mb` what opening one file may take.
+    `dataset` has the options that differ here (its root), `verification.seconds` the most seconds of timing (null: as
+    before), `memory_mb` the memory for opening one file.
     """
     options, folder = read_command(VerifyOptions, config), opened_run(config)
     if strange := [key for key in options.verification if key != "seconds"]:
@@ -54,7 +54,7 @@ def run(config: Config, console: Console) -> None:
     with folder.hold("results", console.say):
         device = open_device(options, console)
         rows = load_front(folder)
-        folder.read_trials()  # what the report cannot read is refused before anything is measured
+        folder.read_trials()  # an unreadable file is refused before anything is measured, not by the report
         environment = folder.read_environment()
         device = device.for_target(read_targets(environment["target"])[0])
         check_host(environment, options.host, device.host.name)
@@ -75,39 +75,40 @@ def run(config: Config, console: Console) -> None:
 
 
 def check_host(environment: Mapping[str, Any], accepted: str | None, here: str) -> None:
-    """StudyError when `here`, the machine to verify on, is not the one searched for, unless `accepted` names it."""
-    wanted = environment.get("searched_for")
-    if here not in (wanted, accepted):
-        raise StudyError(f"the search was for {wanted}; this is {here}. Give the command there, or device=user@host to "
+    """Raise StudyError if `here`, the machine to verify on, is neither the machine of the search nor `accepted`."""
+    host = environment.get("searched_for")
+    if here not in (host, accepted):
+        raise StudyError(f"the search was for {host}; this is {here}. Give the command there, or device=user@host to "
                          f"reach it over ssh, or add host={here} to verify on this machine: latencies were predicted "
                          "for the other.")
 
 
 def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
               overrides: Mapping[str, Any]) -> BuildSettings:
-    """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
+    """Return data set, recipe and targets of the run. Raises DataError if the data here are not the search's data."""
     if any(not isinstance(config.get(key), dict) for key in ("dataset", "objective")) or type(
             config.get("seed")) is not int or config["seed"] < 0:
         raise StudyError(f"{folder.config} lacks dataset, objective or seed: was it written by hwnas.search?")
-    given = {key: value for key, value in overrides.items() if value is not None}
-    if keys := [*unresolved({**config["dataset"], **given}, "dataset")]:
+    changes = {key: value for key, value in overrides.items() if value is not None}
+    if keys := [*unresolved({**config["dataset"], **changes}, "dataset")]:
         raise StudyError(f"{folder.config}: {', '.join(keys[:4])} as it was typed, and nothing in a folder is "
                          "resolved. Add dataset.root=DIR.")
-    wanted = environment["dataset"]
-    dataset = load_dataset({**config["dataset"], **given}, wanted["image_size"], config["seed"])
-    if dataset.fingerprint != wanted["fingerprint"]:
+    stored_dataset = environment["dataset"]
+    dataset = load_dataset({**config["dataset"], **changes}, stored_dataset["image_size"], config["seed"])
+    if dataset.fingerprint != stored_dataset["fingerprint"]:
         raise DataError(f"the data set {dataset.name} here has fingerprint {dataset.fingerprint}, the finalists were "
-                        f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")
-    known = {name: value for name, value in environment["recipe"].items()
-             if hasattr(FULL_TRAINING, name) and name != "device"}  # this machine may lack the GPU that trained
-    precision = {"precision": known.pop("precision")} if "precision" in known else {}  # and bf16
-    recipe = replace(Recipe.from_config(known, FULL_TRAINING, "environment.json: recipe"), **precision)  # for the cards
+                        f"trained on {stored_dataset['fingerprint']}. Point dataset.root at the same images.")
+    # This machine may lack the GPU and the bf16 of the training. Neither is checked: the recipe is only for the cards.
+    recipe_values = {name: value for name, value in environment["recipe"].items()
+                     if hasattr(FULL_TRAINING, name) and name != "device"}
+    precision = {"precision": recipe_values.pop("precision")} if "precision" in recipe_values else {}
+    recipe = replace(Recipe.from_config(recipe_values, FULL_TRAINING, "environment.json: recipe"), **precision)
     targets = read_targets(environment["target"])
     return BuildSettings(dataset, recipe, config["seed"], targets[0], targets=targets if len(targets) > 1 else ())
 
 
 def timing_of(environment: Mapping[str, Any], seconds: float | None, device: Device) -> Timing:
-    """Return how the run times networks."""
+    """Return the run's settings for timing networks, with `seconds` in place of its own unless None."""
     measuring = environment["measuring"]
     return Timing(Architecture.from_dict(measuring["reference"], "environment.json: reference"),
                   measuring["seconds"] if seconds is None else seconds, measuring["seed"], device)

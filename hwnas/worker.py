@@ -37,8 +37,8 @@ def main(config: Config, console: Console) -> None:
 
 
 def _options(folder: RunFolder, config: Config) -> Config:
-    """The options in the folder, which may be of others: nothing in them is resolved. StudyError where that is not
-    enough."""
+    """Return the options in the folder. It may be another user's, so that nothing in them is resolved. Raises
+    StudyError if an option needs it."""
     options = {**folder.read_config(), **dict.fromkeys(DEVICE)}  # no folder says where to connect to
     options["storage"] = study_url(folder.path, options.get("storage"), config["storage"])
     if root := config["dataset"]["root"]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-COMMANDS = {  # what they do; each is the module of its name
+COMMANDS = {  # command, which is the module of this name, and its help
     "search": "find the front of accuracy and latency on this host: the main job",
     "profile": "measure this host for a target and a space",
     "validate": "hold predicted latency against measured, on networks never seen",
@@ -51,17 +51,17 @@ _TARGET_SET = "hwnas.target:TargetSet"
 OF_SETS = ("search", "worker", "zoo")  # commands that take a set of targets
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
 _LAYOUT = re.compile(r"images|labels|annotations|jpegimages|data|\..*|(train|val|valid|validation|test)([^a-z].*|ing)?")
-_HOLDS = {  # a folder for this data set
+_HOLDS = {  # data set, and the files by which a folder is known as one for it
     "timm:hfds": ("state.json", "dataset_dict.json", "*.parquet", "data/*.parquet"), "arrays": ("*.npy",),
     "timm:tar": ("train.tar", "training.tar"),
     "yolo": ("data.yaml", "data.yml", "labels/*.txt", "labels/*/*.txt", "*/labels/*.txt"),
     "voc": ("[Aa]nnotations/*.xml", "[Aa]nnotations/*/*.xml", "train/*.xml", "*.xml"),
     "coco": ("*/_annotations.coco.json", "[Aa]nnotations/*.json", "train.json")}
-_NAMES_OF_YOLO = ("classes.txt", "train/classes.txt")  # beside other layouts, too
+_NAMES_OF_YOLO = ("classes.txt", "train/classes.txt")  # beside other layouts, too, so it is tried last
 _QUOTES = "'\""
 _without_passwords = partial(hidden, whole=True)
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
-# Of all commands: paths, ids and names, whose values are taken as they are typed.
+# The paths, ids and names of all commands, whose values are taken as they are typed.
 _PATHS = ("out", "run", "id", "architecture", "host", "device_name", "key", "dataset.root", "space",
           "model", "weights", "pretrained.file", "pretrained.folder", "training.weights", "search.reuse",
           "prices", "plot", "images", "storage", "device", "device_python")
@@ -77,11 +77,11 @@ Sections = Callable[["DictConfig"], Mapping[str, Any]]
 
 def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | None = None, target: bool = True,
                 lists: Sequence[str] = (), sections: Sections | None = None) -> int:
-    """Compose `conf/<config_name>.yaml` with the command line's overrides and call `main`; returns the exit code.
+    """Compose `conf/<config_name>.yaml` with the command line's overrides, call `main`, and return the exit code.
 
     EXIT_CODES says what they mean.
     `target`: a target must be chosen. `lists`: options for which 1,2,4 is a list. `sections` gives all options of the
-    sections that the configuration holds only in part, and the values of options that it leaves open (null).
+    sections of which the configuration has only a part, and the values of options that it leaves open (null).
     """
     os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost training ten times on a busy machine
@@ -113,14 +113,14 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     except BrokenPipeError:  # not of stdout or stderr: `show` and Console outlive their readers
         return _fail(HwnasError("a process that this command talked to has ended. Give the same command again."), 1)
     except OSError as error:
-        if (told := no_space(error) or unusable(error)) is None:
+        if (user_error := no_space(error) or unusable(error)) is None:
             raise
-        return _fail(told, 2)
+        return _fail(user_error, 2)
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Print one line, with what to write in place of `--key value`."""
+        """Print one line, with the right form in place of `--key value`, and exit with code 2."""
         if unknown := re.search(r"unrecognized arguments: --?([\w.-]+)", message):
             message = f"options are written without dashes: {unknown[1].replace('-', '_')}=VALUE (of {self.prog})"
         print(f"ConfigError: {_without_passwords(message)}", file=sys.stderr)
@@ -141,7 +141,7 @@ def _parser(config_name: str, usage: str, target: bool) -> _Parser:
 
 
 def names_in(group: str) -> list[str]:
-    """Names to choose from in a config group: YAML files, the user's too, and data sets of other packages."""
+    """Return the names to choose from in a config group: YAML files, the user's too, and other packages' data sets."""
     names = {path.stem for folder in data_dirs("conf") for path in (folder / group).glob("*.yaml")}
     if group == "dataset":
         names |= {point.name for point in entry_points(group=_DATASETS)}
@@ -149,7 +149,7 @@ def names_in(group: str) -> list[str]:
 
 
 def target_names(command: str) -> list[str]:
-    """Names of the targets that a command takes: sets of them for some commands only."""
+    """Return the names of the targets that a command takes: sets of targets for some commands only."""
     return [name for name in names_in("target") if command in OF_SETS or not _is_set(name)]
 
 
@@ -157,91 +157,96 @@ def _is_set(target: str) -> bool:
     path = file_in("target", target)
     try:
         return path is not None and b"deployments:" in path.read_bytes()
-    except OSError:  # who chooses it hears why
+    except OSError:  # an error for the command that chooses it
         return False
 
 
 def file_in(group: str, name: str) -> Path | None:
-    """The YAML file of a config group, the user's before the shipped; None where there is none of this name."""
+    """Return the YAML file `name` of a config group, the user's before the shipped one; None if there is none."""
     files = (folder / group / f"{name}.yaml" for folder in data_dirs("conf"))
     return next((file for file in files if file.is_file()), None)
 
 
 def as_typed(overrides: Sequence[str], lists: Sequence[str] = ()) -> list[str]:
-    """Overrides with `1,2,4` of `lists` in brackets, and a path behind dataset= as its root."""
-    done = []
+    """Return overrides with `1,2,4` of `lists` in brackets, and a path behind dataset= as its root."""
+    texts = []
     for text in overrides:
         key, equals, value = text.partition("=")
         if key in lists and re.fullmatch(r"\d+(,\d+)+", value):
             value = f"[{value}]"
         elif key.lstrip("+") == "dataset" and "/" in value.partition(":")[0]:
-            done.append(f"dataset.root={value}")
+            texts.append(f"dataset.root={value}")
             value = reader_of(Path(value).expanduser())
-        done.append(key + equals + value)
-    return done
+        texts.append(key + equals + value)
+    return texts
 
 
 def reader_of(path: Path) -> str:
-    """The data set that reads a file or a folder, by what it holds."""
+    """Return the data set that reads a file or a folder, by its content."""
     if path.suffix == ".tar":
         return "timm:tar"
     if path.suffix in (".npz", ".npy"):
         return "arrays"
+    # The files of a layout decide, unless the folder also has folders of images, one for each class.
     layouts = [*_HOLDS.items(), ("yolo", _NAMES_OF_YOLO)]
     holds = [name for name, patterns in layouts if any(map(any, map(path.glob, patterns)))]
     return holds[0] if holds and not (path.is_dir() and _has_classes(path)) else "imagefolder"
 
 
 def _has_classes(path: Path) -> bool:
-    """Return whether a folder, or a part in it, holds folders of images that are called as no layout calls them."""
+    """Return whether a folder, or its part for training, has folders of images with names that no layout uses."""
     folders = (folder for pattern in ("*/", "[Tt]rain*/*/") for folder in path.glob(pattern)
                if not _LAYOUT.fullmatch(folder.name.lower()))
     return any(each.suffix.lower() in _IMAGES for folder in folders for each in itertools.islice(folder.glob("*"), 99))
 
 
 def as_data(values: Any) -> Any:
-    """Plain values for OmegaConf in which ${…} stays text: what another process wrote is not resolved again."""
+    """Return plain values for OmegaConf in which ${…} stays text, so that nothing of another process is resolved."""
+    # OmegaConf reads \${ as text, and each pair of backslashes before it as one.
     return _each_text(values, lambda text: re.sub(r"(\\*)\$\{", r"\1\1\\${", text))
 
 
 def compose(config_name: str, overrides: Sequence[str], target: bool = True, values: Mapping[str, Any] | None = None
             ) -> DictConfig:
-    """The configuration, checked: nothing in it may name code, and a target must be chosen.
+    """Return the checked configuration: nothing in it may name code and, with `target`, a target must be chosen.
 
     YAML in $HWNAS_HOME/conf (targets, data sets, objectives) comes before the shipped. A ~ at the beginning of a path
     is the user's home. `values` are further options by key, which are not text in Hydra's grammar.
     """
+    # 1. Check the names first, so that a typing error is answered without the slow import of Hydra; read the values.
     texts, values = [text.lstrip("+") for text in overrides], dict(values or {})
-    given = values | {key: value for key, _, value in (text.partition("=") for text in texts)}
-    _check_names(config_name, [*texts, *(f"{key}={value}" for key, value in values.items())], given)
+    option_texts = values | {key: value for key, _, value in (text.partition("=") for text in texts)}
+    _check_names(config_name, [*texts, *(f"{key}={value}" for key, value in values.items())], option_texts)
     keys = [text.partition("=")[0] for text in texts]
-    if twice := next((key for key in GROUPS if keys.count(key) > 1), None):
-        raise ConfigError(f"{twice} is given twice. Give it once.")
-    read = {text.partition("=")[0]: _read_value(text) for text in texts} | values
-    _check_chosen(config_name, given, target)
-    chosen = _own_files(config_name, given)
+    if repeated_key := next((key for key in GROUPS if keys.count(key) > 1), None):
+        raise ConfigError(f"{repeated_key} is given twice. Give it once.")
+    override_values = {text.partition("=")[0]: _read_value(text) for text in texts} | values
+    _check_chosen(config_name, option_texts, target)
+    # 2. Let Hydra join the files of the command and its groups, and put the values of the overrides on top.
+    chosen = _own_files(config_name, option_texts)
     _search_user_folder()
     try:
         with hydra.initialize_config_dir(str(shipped("conf")), version_base="1.3", job_name=config_name):
-            config = hydra.compose(config_name, overrides=_files_for_hydra(config_name, given))
-        for key, value in read.items():
-            if key == "dataset" and (":" in given[key] or file_in(key, given[key]) is None):
-                omegaconf.OmegaConf.update(config, "dataset.name", given[key].strip(_QUOTES), force_add=True)
+            config = hydra.compose(config_name, overrides=_files_for_hydra(config_name, option_texts))
+        for key, value in override_values.items():
+            if key == "dataset" and (":" in option_texts[key] or file_in(key, option_texts[key]) is None):
+                omegaconf.OmegaConf.update(config, "dataset.name", option_texts[key].strip(_QUOTES), force_add=True)
             elif key not in _groups(config_name):
                 key = "pretrained.use" if key == "pretrained" else key
                 omegaconf.OmegaConf.update(config, key, value, force_add=True)
-        refuse_code(omegaconf.OmegaConf.to_container(config), "")  # before ${…} is resolved, and after
+        # 3. Refuse code, before ${…} is resolved and again after; fill in defaults and the user's home.
+        refuse_code(omegaconf.OmegaConf.to_container(config), "")
         _fill(config, config_name)
         _expand_homes(config)
         resolved = omegaconf.OmegaConf.to_container(config, resolve=True)
     except (hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException) as error:
-        typed = [f"{key}={value}" for key, value in values.items() if isinstance(value, str) and "${" in value]
-        raise ConfigError(_hydra_message(error, [*overrides, *typed])) from None
+        typed_texts = [f"{key}={value}" for key, value in values.items() if isinstance(value, str) and "${" in value]
+        raise ConfigError(_hydra_message(error, [*overrides, *typed_texts])) from None
     except (yaml.YAMLError, OSError, ValueError, AssertionError) as error:  # a user's own file
         if not chosen and not isinstance(error, yaml.YAMLError | OSError | UnicodeDecodeError):
             raise
         raise ConfigError(f"{data_dirs('conf')[0]}: a file cannot be read ({error}). Mend or remove it.") from None
-    name = given.get("target")
+    name = option_texts.get("target")
     if name and (omegaconf.OmegaConf.is_missing(config, "target") or "target" not in config):
         raise ConfigError(f"{file_in('target', name)} gives no target. Mend or remove it.")
     refuse_code(resolved, "")
@@ -249,15 +254,15 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, val
 
 
 def _own_files(config_name: str, given: Mapping[str, str]) -> list[Path]:
-    """The user's own files that are chosen; ConfigError for one that is torn, huge or no section, and for one of a
-    command's defaults."""
+    """Return the user's own files that are chosen. Raises ConfigError for a file that is torn, huge or no section, and
+    for a file of a command's defaults."""
     users = data_dirs("conf")[:-1]
     if own := [path for folder in users if (path := folder / f"{config_name}.yaml").exists()]:
         raise ConfigError(f"{own[0]}: a command's defaults cannot be changed there. Remove it; targets, data sets and "
                           "objectives have folders of their own beside it.")
-    named = [folder / group / f"{given.get(group) or usual}.yaml"
+    paths = [folder / group / f"{given.get(group) or usual}.yaml"
              for folder in users for group, usual in _groups(config_name).items()]
-    files = [path for path in named if path.is_file()]
+    files = [path for path in paths if path.is_file()]
     for path in files:
         try:
             content = load_yaml(yaml_text(path))
@@ -270,7 +275,7 @@ def _own_files(config_name: str, given: Mapping[str, str]) -> list[Path]:
 
 @cache
 def _search_user_folder() -> None:
-    """Let Hydra look for targets, data sets and objectives in the user's folder before ours."""
+    """Let Hydra look for targets, data sets and objectives in the user's folder before the shipped one."""
 
     class UserFolder(hydra.plugins.search_path_plugin.SearchPathPlugin):
         def manipulate_search_path(self, search_path: hydra.core.config_search_path.ConfigSearchPath) -> None:
@@ -283,9 +288,9 @@ def _search_user_folder() -> None:
 
 
 def _files_for_hydra(config_name: str, given: Mapping[str, Any]) -> list[str]:
-    """The files that are chosen of groups, as Hydra wants them.
+    """Return the overrides by which Hydra takes the chosen files of groups.
 
-    A target is added to the defaults. Data sets of other packages have no file.
+    A target is added to the defaults. A data set of another package has no file, so its group is removed.
     """
     chosen = []
     for group in _groups(config_name):
@@ -298,13 +303,13 @@ def _files_for_hydra(config_name: str, given: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _base(config_name: str) -> dict[str, Any]:
-    """The command's own YAML file."""
+    """Return the content of the command's own YAML file."""
     content = yaml.safe_load((shipped("conf") / f"{config_name}.yaml").read_text(encoding="utf-8"))
     return dict(content)
 
 
 def _groups(config_name: str) -> dict[str, str | None]:
-    """The groups of which a command chooses a file, each with the name of the usual one."""
+    """Return the groups of which a command chooses a file, each with the name of the default file."""
     base, chosen = _base(config_name), dict[str, str | None]()
     for part in base.get("defaults", ()):
         chosen |= part if isinstance(part, dict) else {}
@@ -313,38 +318,39 @@ def _groups(config_name: str) -> dict[str, str | None]:
 
 @cache
 def _listed(config_name: str) -> list[str]:
-    """Options of a command as they are typed, `key=`, and `section.` of sections whose keys its file does not list."""
+    """Return a command's options as they are typed, `key=`, and `section.` for sections whose keys are not listed."""
     own = {name: value for name, value in _base(config_name).items() if name not in ("defaults", "target")}
     keys = [f"{key}." if isinstance(value, dict) else f"{key}=" for key, value in flat_options(own)]
     return [*(f"{group}{mark}" for group in _groups(config_name) for mark in "=."), *keys]
 
 
 def option_keys(config_name: str) -> list[str]:
-    """Options of a command as they are typed, `key=`, or `section.` where nothing lists its keys."""
+    """Return the options of a command as they are typed, `key=`, or `section.` if nothing lists its keys."""
+    # The keys of a section that has a dataclass are the fields of this.
     keys = [[f"{key}{name}=" for name in defaults(resolve_name(_SECTIONS[key[:-1]])) if name != "name"]
             if key[:-1] in _SECTIONS and key[-1] == "." else [key] for key in _listed(config_name)]
     return list(dict.fromkeys(itertools.chain.from_iterable(keys)))
 
 
 def _fill(config: omegaconf.DictConfig, command: str) -> None:
-    """Put the defaults of their dataclasses below the sections; UnknownName for a key that is not theirs, ConfigError
-    for a set of targets where a command takes one."""
+    """Put the defaults of their dataclasses below the sections. Raises UnknownName for a key that a section does not
+    have, ConfigError for a set of targets if the command takes one target."""
     for name in _SECTIONS:
         if (name not in config or omegaconf.OmegaConf.is_missing(config, name)
                 or not isinstance(config[name], omegaconf.DictConfig)):
             continue
-        known = defaults(resolve_name(_SECTIONS[name]))
+        default_values = defaults(resolve_name(_SECTIONS[name]))
         if name == "target" and "deployments" in config[name]:
-            known = defaults(resolve_name(_TARGET_SET))
+            default_values = defaults(resolve_name(_TARGET_SET))
             if command not in OF_SETS:
                 raise ConfigError(f"target={config[name].get('name')} is a set of targets, and hwnas {command} takes "
                                   f"one: target=NAME, of {', '.join(target_names(command))}.")
         if "name" not in config[name]:
-            continue  # of another command: what differs from a data set already chosen
+            continue  # of verify or worker: only the differences from the run's data set
         for key in config[name]:
-            if key not in known:
-                raise UnknownName(f"key of {name}", key, known)
-        whole = {key: value for key, value in known.items() if value != MANDATORY or key in config[name]}
+            if key not in default_values:
+                raise UnknownName(f"key of {name}", key, default_values)
+        whole = {key: value for key, value in default_values.items() if value != MANDATORY or key in config[name]}
         with omegaconf.open_dict(config):
             config[name] = omegaconf.OmegaConf.merge(whole, config[name])
 
@@ -360,21 +366,21 @@ def _expand_homes(config: DictConfig) -> None:
 
 
 def _reader(dataset: str) -> str:
-    """Of a data set written READER:NAME the reader, which has the file in conf/dataset; of others the name."""
+    """Return the part of NAME or READER:NAME, a data set, that names its file in conf/dataset: NAME or READER."""
     return dataset.strip(_QUOTES).partition(":")[0]
 
 
 def _check_names(config_name: str, overrides: Sequence[str], given: Mapping[str, Any]) -> None:
-    """ConfigError for what is no override, or names an option that the command does not have.
+    """Raise ConfigError for a text that is no override, or names an option that the command does not have.
 
     Nothing is imported for it, so that a typing error is answered at once. The keys of the dataclasses in `_SECTIONS`
-    are checked when their values are there.
+    are checked later, by `_fill`.
     """
     try:
-        here = os.getcwd()
+        current_folder = os.getcwd()
     except FileNotFoundError:
         raise ConfigError("the current folder was removed. Go to another one.") from None
-    for text in (*overrides, here, str(find_home() or "")):
+    for text in (*overrides, current_folder, str(find_home() or "")):
         if fault := name_fault(text):
             raise ConfigError(f"{text!a}: this name {fault}")
     listed, groups = _listed(config_name), _groups(config_name)
@@ -385,10 +391,10 @@ def _check_names(config_name: str, overrides: Sequence[str], given: Mapping[str,
             raise ConfigError(f"{text!r} is not an override. Write {form}; --show-config prints all there are.")
         if "accuracy" in _base(config_name) and key.partition(".")[0] == given.get("accuracy"):
             continue  # the section of an estimator of another package
-        # otherwise an option, one below an open section, or a whole section
-        known = key in groups if key in GROUPS else f"{key}=" in listed or f"{key}." in listed or any(
+        # A known key is a group, an option, an option below an open section, or a whole section.
+        is_known = key in groups if key in GROUPS else f"{key}=" in listed or f"{key}." in listed or any(
             key.startswith(name) if name[-1] == "." else name.startswith(f"{key}.") for name in listed)
-        if not known:
+        if not is_known:
             names = [name.rstrip("=.") for name in option_keys(config_name)]
             name = _without_passwords(text).partition("=")[0]
             raise ConfigError(f"no option of {config_name} is called {name!r}.{did_you_mean(key, names, 0.7)} "
@@ -396,7 +402,7 @@ def _check_names(config_name: str, overrides: Sequence[str], given: Mapping[str,
 
 
 def _check_chosen(config_name: str, given: Mapping[str, Any], target: bool) -> None:
-    """ConfigError or UnknownName for a target that is missing, and for a name that is in no file of its group."""
+    """Raise ConfigError or UnknownName for a target that is missing, and for a name that its group does not have."""
     if target and "target" not in given:
         raise ConfigError(f"no target chosen. Add target=NAME: {', '.join(target_names(config_name))}.")
     for group in GROUPS.keys() & given.keys():
@@ -408,14 +414,14 @@ def _check_chosen(config_name: str, given: Mapping[str, Any], target: bool) -> N
 
 
 def _read_value(text: str) -> Any:
-    """The value of an override by Hydra's grammar. That of a path or a name is taken as it is typed, unless it stands
-    in quotes: the grammar uses some of its characters. ConfigError for several values."""
+    """Return the value of an override by Hydra's grammar. A path or a name is taken as it is typed, unless it is in
+    quotes: the grammar uses some of its characters. Raises ConfigError for several values."""
     key, _, value = text.partition("=")
     is_path = key in _PATHS and not (key == "images" and value.isdecimal())  # hwnas quantize: how many
     if is_path and value not in ("", "null") and not (value[0] in _QUOTES and value[1:].endswith(value[0])):
         return value
     parser = hydra.core.override_parser.overrides_parser.OverridesParser.create()
-    try:  # hydra is there: `except` could not ask one whose import Ctrl-C ended for its errors
+    try:  # Hydra is imported by now: after a Ctrl-C during its import, `except` could not look up its errors
         override = parser.parse_override(text)
     except hydra.errors.HydraException as error:
         if _without_passwords(text) != text:
@@ -430,19 +436,20 @@ def _read_value(text: str) -> Any:
 
 
 def _shown(config: DictConfig, sections: Mapping[str, Any]) -> str:
-    """The configuration as YAML, with the options of `sections` (by dotted key) that were not given."""
-    given = _each_text(omegaconf.OmegaConf.to_container(config), _without_passwords)
-    shown = omegaconf.OmegaConf.create(given)
+    """Return the configuration as YAML, with the options of `sections` (by dotted key) that were not given."""
+    own_values = _each_text(omegaconf.OmegaConf.to_container(config), _without_passwords)
+    # A value of the configuration replaces the section's, but null does not.
+    shown = omegaconf.OmegaConf.create(own_values)
     for key, values in sections.items():
         omegaconf.OmegaConf.update(shown, key, values, merge=False)
-    asked = {key: value for key, value in given.items() if value is not None or key not in sections}
-    return omegaconf.OmegaConf.to_yaml(omegaconf.OmegaConf.merge(shown, asked))
+    set_values = {key: value for key, value in own_values.items() if value is not None or key not in sections}
+    return omegaconf.OmegaConf.to_yaml(omegaconf.OmegaConf.merge(shown, set_values))
 
 
 def kept(config: Config) -> str:
-    """The configuration as YAML that may be kept.
+    """Return the configuration as YAML that may be stored.
 
-    A text that a resolver makes, such as ${oc.env:NAME}, stands as it was typed, and *** for the password of a URL.
+    A text that a resolver makes, such as ${oc.env:NAME}, stays as it was typed. *** replaces the password of a URL.
     """
     raw: Any = config if omegaconf.OmegaConf.is_config(config) else omegaconf.OmegaConf.create(dict(config))
     typed = _each_text(omegaconf.OmegaConf.to_container(raw),
@@ -453,7 +460,7 @@ def kept(config: Config) -> str:
 
 
 def unresolved(values: Any, where: str) -> Iterator[str]:
-    """The keys of plain values, `where` in front, whose texts stand as they were typed; see `kept`."""
+    """Yield the keys of plain values, behind `where`, whose texts stay as they were typed; see `kept`."""
     if isinstance(values, dict | list):
         for key, value in values.items() if isinstance(values, dict) else enumerate(values):
             yield from unresolved(value, f"{where}.{key}" if where else str(key))
@@ -462,7 +469,7 @@ def unresolved(values: Any, where: str) -> Iterator[str]:
 
 
 def _each_text(values: Any, change: Callable[[str], str]) -> Any:
-    """Plain values with each text changed."""
+    """Return plain values with each text changed."""
     if isinstance(values, dict):
         return {key: _each_text(value, change) for key, value in values.items()}
     if isinstance(values, list):
@@ -480,7 +487,7 @@ def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def refuse_code(values: object, where: str) -> None:
-    """A configuration must not run code: Hydra's instantiation keys are refused wherever they stand."""
+    """Raise ConfigError if a configuration names code to run: it has one of Hydra's instantiation keys anywhere."""
     if isinstance(values, dict):
         for key, value in values.items():
             if str(key) in ("_target_", "_partial_", "_args_", "_convert_", "_recursive_"):
@@ -497,7 +504,7 @@ def _fail(error: Exception, code: int) -> int:
 
 
 def opened_run(config: Config) -> RunFolder:
-    """The run folder that `run=DIR` names; ConfigError, StudyError."""
+    """Return the run folder that `run=DIR` names. Raises ConfigError without a name, StudyError if it is none."""
     if not config.get("run"):
         raise ConfigError("which run folder? Add run=DIR.")
     return RunFolder.open(str(config["run"]))

@@ -1,4 +1,4 @@
-"""Options as dataclasses: fields say type, range, choices and help; one reader checks them, in one sentence.
+"""The options as dataclasses: fields say type, range, choices and help; one reader checks them, in one sentence.
 
     @dataclass(frozen=True, slots=True)
     class ProxyOptions:
@@ -9,7 +9,7 @@
     # ConfigError: proxy.epochs must be a whole number from 1 to 1000, got 0.
 
 Types: bool, int, float, str, Path, Any, tuples of these, mappings, other dataclasses of options, and `| None`. A whole
-number is a float too, a bool is never a number, numbers are finite, a text is empty only where "" is the default.
+number is a float too, a bool is never a number, and numbers are finite. A text may be empty only if "" is the default.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MANDATORY = "???"  # how OmegaConf writes an option that has no default
 class OptionRule:
     """The conditions that a value must meet besides its type.
 
-    Numbers: `low` and `high` belong to the range, `above` and `below` do not; in a tuple each number must keep it.
+    Numbers: `low` and `high` belong to the range, `above` and `below` do not; each number of a tuple must be in it.
     `choices`: the only values, or a function that lists them. `check`: a further rule; `what` then says all that the
     value must be ("ascending whole numbers"). `empty`: a text may be empty. `help` is for readers of the code.
     """
@@ -50,7 +50,7 @@ class OptionRule:
     help: str = ""
 
     def names(self) -> Sequence[Any]:
-        """The choices, [] where every value of the type will do."""
+        """Return the choices; empty if every value of the type is allowed."""
         return self.choices() if callable(self.choices) else self.choices
 
     def holds(self, value: float) -> bool:
@@ -61,7 +61,7 @@ class OptionRule:
 
     @property
     def range(self) -> str:
-        """The range in words that follow "a number", empty where there is none."""
+        """The range in words that follow "a number"; empty if there is none."""
         if self.low is not None and self.high is not None:
             return f" from {_text(self.low)} to {_text(self.high)}"
         most = "of at most" if self.above is None else "at most"
@@ -71,7 +71,7 @@ class OptionRule:
 
 
 def option(default: Any = dataclasses.MISSING, **rules: Any) -> Any:
-    """A field of options, with the `rules` of OptionRule; without `default` it must be given."""
+    """Return a field of options with the `rules` of OptionRule; without `default` the option must be given."""
     rule = OptionRule(**rules, empty=default == "")
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata={"rule": rule})
@@ -80,58 +80,59 @@ def option(default: Any = dataclasses.MISSING, **rules: Any) -> Any:
 
 def read_options(cls: type[Options], section: Any, where: str = "", base: Options | None = None,
                  others: Collection[str] = ()) -> Options:
-    """`section` as an instance of the dataclass `cls`; keys that are not given come from `base` (None: the defaults).
+    """Return `section` as an instance of the dataclass `cls`; absent keys come from `base` (None: the defaults).
 
-    `where` is the section's name, for errors. `others` are keys that somebody else reads from the same section.
-    UnknownName: a key or a choice that does not exist, with the list; ConfigError: key, rule and value.
+    `where` is the section's name, for errors. `others` are keys of the section that other code reads. Raises
+    UnknownName, with the list, for an unknown key or choice. Raises ConfigError, with key, rule and value, otherwise.
     """
-    given = _mapping(section, where, names_of(cls))
+    section_values = _mapping(section, where, names_of(cls))
     hints = get_type_hints(cls)
-    known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # it is a dataclass
-    for key in given:
-        if key not in known and key not in others:
-            raise UnknownName(f"key of {where}" if where else "option", key, [*known, *others])
-    values = {name: getattr(base, name) for name in known} if base is not None else {}
-    for name, field in known.items():
-        if name in given or (base is None and _default(field) is dataclasses.MISSING):
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # it is a dataclass
+    for key in section_values:
+        if key not in fields and key not in others:
+            raise UnknownName(f"key of {where}" if where else "option", key, [*fields, *others])
+    values = {name: getattr(base, name) for name in fields} if base is not None else {}
+    # A missing option without a default is read as None: it is allowed, or the error states the rule.
+    for name, field in fields.items():
+        if name in section_values or (base is None and _default(field) is dataclasses.MISSING):
             at = f"{where}.{name}" if where else name
             rule = field.metadata.get("rule") or OptionRule(empty=field.default == "")
-            values[name] = _read(given.get(name), hints[name], rule, at)
+            values[name] = _read(section_values.get(name), hints[name], rule, at)
     return cls(**values)
 
 
 def read_command(cls: type[Options], config: Mapping[str, Any]) -> Options:
-    """The options of a command from its whole configuration; keys that are no field of `cls` have another reader.
+    """Return the options of a command from its whole configuration; keys that are no field of `cls` are read elsewhere.
 
     Hydra has refused keys that no file of conf/ lists. The files hold the defaults, so that `cls` needs none.
     """
-    values, known = given(config), names_of(cls)
-    return read_options(cls, {key: value for key, value in values.items() if key in known})
+    values, names = given(config), names_of(cls)
+    return read_options(cls, {key: value for key, value in values.items() if key in names})
 
 
 def given(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a whole configuration as plain ones, without those that are mandatory and were not given."""
+    """Return the plain values of a whole configuration, without mandatory options that were not given."""
     return {key: value for key, value in _mapping(config, "").items() if value != MANDATORY}
 
 
 def read_value(value: Any, kind: Any, at: str, **rules: Any) -> Any:
-    """One value as a type of options (`float | None`), by the rules of `option`; `at` is its key, for errors."""
+    """Return one value as a type of options (`float | None`), by the rules of `option`; `at` is its key, for errors."""
     return _read(value, kind, OptionRule(**rules), at)
 
 
 def names_of(cls: type[Any]) -> list[str]:
-    """The options of a dataclass, in order."""
+    """Return the names of the options of a dataclass, in order."""
     return [field.name for field in dataclasses.fields(cls)]
 
 
 def defaults(cls: type[Any]) -> dict[str, Any]:
-    """Every option with its default as plain values of YAML; MANDATORY: it has none."""
+    """Return every option with its default as plain values of YAML; MANDATORY: it has none."""
     values = {field.name: _default(field) for field in dataclasses.fields(cls)}
     return {name: MANDATORY if value is dataclasses.MISSING else plain(value) for name, value in values.items()}
 
 
 def plain(value: Any) -> Any:
-    """Options as values that YAML has: sections for dataclasses, lists for tuples, texts for paths."""
+    """Return options as values that YAML has: sections for dataclasses, lists for tuples, texts for paths."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: plain(getattr(value, name)) for name in names_of(type(value))}
     if isinstance(value, Mapping):
@@ -146,7 +147,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _mapping(value: Any, where: str, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """A section as plain values; null is an empty one. An error names the `keys` that it may have."""
+    """Return a section as plain values; null is an empty section. A ConfigError names the `keys` that it may have."""
     if isinstance(value, Mapping) and not isinstance(value, dict):
         is_config = omegaconf.OmegaConf.is_config(value)
         value = omegaconf.OmegaConf.to_container(value, resolve=True) if is_config else dict(value)
@@ -158,7 +159,7 @@ def _mapping(value: Any, where: str, keys: Sequence[str] = ()) -> dict[str, Any]
 
 
 def _read(value: Any, hint: Any, rule: OptionRule, at: str) -> Any:
-    """`value` as `hint`; ConfigError or UnknownName where it breaks the rule."""
+    """Return `value` as the type `hint`. Raises ConfigError or UnknownName if it breaks the rule."""
     kind, nullable = _without_none(hint)
     if value is None and nullable:
         return None
@@ -166,13 +167,13 @@ def _read(value: Any, hint: Any, rule: OptionRule, at: str) -> Any:
         return read_options(kind, value, at)
     if get_origin(kind) in (dict, Mapping) or kind in (dict, Mapping):
         return _mapping(value, at)
-    read = _tuple(value, kind, rule, at) if get_origin(kind) is tuple else _single(value, kind, rule, at)
-    if read is _WRONG or (rule.check is not None and not rule.check(read)):
+    result = _tuple(value, kind, rule, at) if get_origin(kind) is tuple else _single(value, kind, rule, at)
+    if result is _WRONG or (rule.check is not None and not rule.check(result)):
         raise ConfigError(f"{at} must be {rule.what or _words(kind, rule, nullable)}, got {shown(value)}.")
-    return read
+    return result
 
 
-_WRONG: Any = object()  # a value that is not what it must be
+_WRONG: Any = object()  # in place of a value that breaks its type or its rule
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -189,12 +190,12 @@ def _tuple(value: Any, kind: Any, rule: OptionRule, at: str) -> Any:
     if not isinstance(value, list | tuple) or (parts[-1] is not Ellipsis and len(value) != len(parts)):
         return _WRONG
     hints = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
-    read = tuple(_single(part, hint, rule, at) for part, hint in zip(value, hints, strict=True))
-    return _WRONG if any(part is _WRONG for part in read) else read
+    items = tuple(_single(part, hint, rule, at) for part, hint in zip(value, hints, strict=True))
+    return _WRONG if any(part is _WRONG for part in items) else items
 
 
 def _single(value: Any, kind: Any, rule: OptionRule, at: str) -> Any:
-    """`value` as a bool, number, text, path or anything; _WRONG where it is not."""
+    """Return `value` as a bool, number, text, path or anything; _WRONG if it breaks its type or its rule."""
     if kind is Any:
         return value
     names = rule.names()
@@ -217,7 +218,7 @@ def _single(value: Any, kind: Any, rule: OptionRule, at: str) -> Any:
 
 
 def _words(kind: Any, rule: OptionRule, nullable: bool) -> str:
-    """Describe in words what a value must be."""
+    """Return in words what a value must be."""
     null = "null or " * nullable
     if get_origin(kind) is tuple:
         parts = get_args(kind)
@@ -239,7 +240,7 @@ def _text(value: float | None) -> str:
 
 
 def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Section `key` of a configuration as plain values; ConfigError when it is something else."""
+    """Return section `key` of a configuration as plain values. Raises ConfigError if it is something else."""
     return _mapping(config.get(key), key)
 
 

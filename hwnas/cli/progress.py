@@ -1,6 +1,6 @@
-"""Show what a command does: progress, figures and tables.
+"""The output of a command: progress, figures and tables.
 
-Progress is bars on a terminal, one line in a notebook, lines elsewhere, and nothing when quiet.
+Progress is shown as bars on a terminal, as one line in a notebook, as lines elsewhere, and not at all when quiet.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hwnas.errors import UserError, hidden
 from hwnas.lazy import rich
 
 UNKNOWN = "–"
-EVERY_S, SILENT_S = 10.0, 10.0  # of lines about a step: at least so long between two, at most so long in silence
-FIRM = 0.2  # share of a step from which on its own pace alone tells what is left
+EVERY_S, SILENT_S = 10.0, 10.0  # seconds between two lines about a step: at least, and at most
+FIRM = 0.2  # share of a step; from here on its own pace alone says how much time is left
 _BAR = 10  # characters
 _REPLACE_EVERY_S = 0.5  # between two changes of a notebook's line
-_AT_ONCE_S = 1.0  # after the start: what is done by then was done before
+_AT_ONCE_S = 1.0  # seconds after the start; a share reported so early was done before
 
 
 def show(text: str) -> None:
     """Print a result, or several lines of it, on stdout. Nothing happens if its reader is gone (`| head -1`).
 
-    UserError if it cannot be written, such as to a file on a full disk.
+    Raises UserError if it cannot be written, such as to a file on a full disk.
     """
     try:
         print(text, flush=True)
@@ -44,14 +44,14 @@ def show(text: str) -> None:
 
 
 class Report(Protocol):
-    """Hears how far a step is (share from 0 to 1) and a short note."""
+    """A callable that receives the progress of a step: its share (0 to 1) and a short note."""
 
     def __call__(self, share: float, note: str = "") -> None:
         """Record the state; cheap enough to be called often."""
 
 
 class Console:
-    """The place where a command says what it does: facts as lines, long steps as bars. `quiet` leaves only results."""
+    """The output of a command: facts as lines, long steps as bars. `quiet` leaves only results and warnings."""
 
     def __init__(self, quiet: bool = False, stream: IO[str] | None = None) -> None:
         self.quiet, self.stream = quiet, stream or sys.stderr or io.StringIO()  # a daemon may have none
@@ -60,30 +60,30 @@ class Console:
         self.remarks: list[str] = []  # so far
 
     def say(self, text: str) -> None:
-        """One line, also when quiet: results and warnings. The work goes on where nobody reads it any more."""
+        """Print one line, also when quiet: results and warnings. The work goes on if nobody reads it any more."""
         try:
-            print(f"{hidden(text)}\n", end="", file=self.stream, flush=True)  # one write: a thread speaks too
+            print(f"{hidden(text)}\n", end="", file=self.stream, flush=True)  # one write: a thread writes too
         except OSError:  # a broken pipe, a terminal that was closed
             self.stream = io.StringIO()
 
     def note(self, text: str) -> None:
-        """One line about how the work goes; nothing when quiet."""
+        """Print one line about the progress of the work; nothing when quiet."""
         if not self.quiet:
             self.say(text)
 
     def remark(self, text: str) -> None:
-        """As `say`, a line that belongs in the report too: what was left out or done otherwise, and why."""
+        """Print a line as `say` does, and keep it for the report: what was left out or done otherwise, and why."""
         self.remarks.append(hidden(text))
         self.say(text)
 
     @contextmanager
     def step(self, title: str, expected_s: float | None = None) -> Iterator[Report]:
-        """A long step: yields the callable that hears its progress.
+        """Show a long step; yield the callable that receives its progress.
 
         Args:
-            title: What it does, in a few words.
-            expected_s: Seconds that it will take about or at most, if the caller knows. What is left is counted from
-                it until the step's own pace says more.
+            title: The work of the step, in a few words.
+            expected_s: The seconds that it will take about or at most, if the caller knows. The time left is computed
+                from it until the step's own pace says more.
         """
         step = Step(title, expected_s)
         if self.quiet:
@@ -99,7 +99,7 @@ class Console:
         columns = [parts.TextColumn(f"{{task.fields[step].{name}}}", markup=False, table_column=column(
                        no_wrap=True, overflow="ellipsis", max_width=width, ratio=ratio))
                    for name, width, ratio in (("title", 24, None), ("bar", None, None), ("times", None, None),
-                                              ("note", None, 1))]  # it is cut where the line is too short
+                                              ("note", None, 1))]  # it is cut if the line is too short
         with parts.Progress(*columns, console=rich.console.Console(file=self.stream), refresh_per_second=4,
                             expand=True) as bars:
             bars.add_task("", total=None, step=step)
@@ -122,33 +122,34 @@ class Console:
 
 
 class Step:
-    """The progress of a step, and what is left of it. Calling it is its `Report`."""
+    """The progress of a step, and the time that is left. A call of it is its `Report`."""
 
     def __init__(self, title: str, expected_s: float | None = None) -> None:
         self.title, self.expected_s, self.share, self.note = title, expected_s, 0.0, ""
-        self.start = self.heard = time.monotonic()  # heard: when the share last grew
-        self.before = 0.0  # share that was done before: the step goes on with what another process began
+        self.start = self.heard = time.monotonic()  # heard: when the share last changed
+        self.before = 0.0  # share that another process had done: the step goes on with its work
 
     def __call__(self, share: float, note: str = "") -> None:
         if share != self.share:
             now = time.monotonic()
             if self.share == 0 and now - self.start < _AT_ONCE_S:
-                self.before = share
+                self.before = share  # too early to be this process' work
             self.heard = now
         self.share, self.note = share, note
 
     @property
     def done(self) -> float | None:
-        """The share that is done, by what was heard or by the time that was expected; None if neither tells."""
+        """The share that is done, as reported, or else by the expected time; None if neither is known."""
         if self.share > 0 or self.expected_s is None:
             return self.share or None
         return min(0.99, (time.monotonic() - self.start) / max(1e-9, self.expected_s))
 
     @property
     def left(self) -> str:
-        """The time that is left, in words, by the pace so far and by what was expected; empty if neither tells."""
+        """The time that is left, in words, by the pace so far and by the expected time; empty if neither is known."""
         now = time.monotonic()
         seconds = None if self.expected_s is None else self.expected_s - (now - self.start)
+        # The pace counts only the share that this process has done. Until FIRM it is mixed with the expected time.
         if self.share > self.before:
             by_pace = (self.heard - self.start) * (1 - self.share) / (self.share - self.before) - (now - self.heard)
             firm = min(1.0, self.share / FIRM)
@@ -160,9 +161,9 @@ class Step:
     @property
     def bar(self) -> str:
         """A bar and the share that is done."""
-        done = self.done or 0.0
-        n = round(_BAR * min(1.0, done))
-        return f"{'━' * n}{'╌' * (_BAR - n)} {done:4.0%}"
+        share = self.done or 0.0
+        n = round(_BAR * min(1.0, share))
+        return f"{'━' * n}{'╌' * (_BAR - n)} {share:4.0%}"
 
     @property
     def times(self) -> str:
@@ -171,7 +172,7 @@ class Step:
 
 
 class _Lines:
-    """A step as lines: at most one in EVERY_S seconds, and one after SILENT_S in which nothing was heard."""
+    """A step as lines: at most one in EVERY_S seconds, and one after SILENT_S seconds without a line."""
 
     def __init__(self, step: Step, say: Callable[[str], None]) -> None:
         self.step, self.say, self.last = step, say, step.start
@@ -185,16 +186,16 @@ class _Lines:
                 self._tell()
 
     def beat(self) -> None:
-        """Say how it stands, if the last line was long ago."""
+        """Print the state of the step, if the last line was long ago."""
         with self.lock:
             if time.monotonic() - self.last >= SILENT_S:
                 self._tell()
 
     def _tell(self) -> None:
         self.last, step = time.monotonic(), self.step
-        done = "" if step.done is None else f"{step.done:4.0%}, "
+        percent = "" if step.done is None else f"{step.done:4.0%}, "
         unknown = "" if step.left or step.note or step.share else "nothing has ended yet"
-        self.say(f"{step.title}: {done}{', '.join(filter(None, (step.times, step.note or unknown)))}")
+        self.say(f"{step.title}: {percent}{', '.join(filter(None, (step.times, step.note or unknown)))}")
 
 
 class _NotebookConsole(Console):
@@ -227,23 +228,23 @@ class _NotebookConsole(Console):
 
 
 def open_console(quiet: bool) -> Console:
-    """Return the console of a call from Python: one for notebooks inside of a notebook."""
+    """Return the console for a call from Python: inside a notebook the one for notebooks."""
     # Only a program that runs in IPython has imported it.
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return _NotebookConsole(quiet) if hasattr(shell, "kernel") else Console(quiet)
 
 
 def _lasting(seconds: float) -> str:
-    """A duration: seconds below 100, otherwise minutes and seconds."""
+    """Return a duration in words: seconds below 100, otherwise minutes and seconds."""
     whole = round(seconds)
     return f"{whole} s" if whole < 100 else f"{whole // 60}:{whole % 60:02d} min"
 
 
 def text_table(rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> list[str]:
-    """Lines of a table whose first row is its head: columns as wide as their entries, two spaces between them.
+    """Return the lines of a table whose first row is its head: columns as wide as their entries, two spaces apart.
 
-    Columns in `words` stand to the left, figures to the right. Nothing is cut, folded or coloured, so that a log and a
-    pipe hold what a terminal shows.
+    Columns in `words` are aligned to the left, figures to the right. Nothing is cut, folded or coloured, so that a log
+    and a pipe have the same text as a terminal.
     """
     lines = [""] * len(rows)
     for column, cells in enumerate(zip(*rows, strict=True)):
@@ -255,10 +256,10 @@ def text_table(rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> li
 
 
 def number(value: float | None, form: str) -> str:
-    """`value` in Python's format `form`, such as `.1%`, `+.2f` or `.4g`; a dash for what is not known."""
+    """Return `value` in Python's format `form`, such as `.1%`, `+.2f` or `.4g`; a dash for an unknown value."""
     return UNKNOWN if value is None or not math.isfinite(value) else format(value, form)
 
 
 def count(n: int, noun: str) -> str:
-    """"1 epoch", "2 epochs"."""
+    """Return a number with its noun, such as "1 epoch" or "2 epochs"."""
     return f"{n} {noun}{'s' * (n != 1)}"

@@ -1,4 +1,4 @@
-"""Deadlines between processes that no clock which is set back or forth moves, and the time that a run has taken."""
+"""The deadlines that processes share, safe against a clock that is set, and the time that a run has taken."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hwnas.errors import BudgetError, UserError
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import machine_name
 
-NOTE_EVERY_S = 10.0  # of the time that a run has taken: so much a kill may lose
+NOTE_EVERY_S = 10.0  # between two notes of the time that a run has taken: a kill loses no more
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment to come, which is stored and read by other processes.
+    """A moment in the future, which is stored and read by other processes.
 
-    Those of the same machine and boot go by the clock that only runs forth (`at_s`, of time.monotonic). Others, and
-    those after a restart, go by the clock on the wall (`unix_s`).
+    A process of the same machine and boot uses the clock that never goes back (`at_s`, of time.monotonic). A process
+    of another machine, or after a restart, uses the wall clock (`unix_s`).
     """
 
     machine: str
@@ -31,24 +31,24 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """Return the moment in so many seconds."""
+        """Return the moment that is `seconds` from now."""
         return cls(machine_name(), time.monotonic() + seconds, time.time() + seconds)
 
     @property
     def left_s(self) -> float:
-        """Seconds until then; below 0 after it."""
+        """The seconds until the moment; below 0 after it."""
         return self.at_s - time.monotonic() if self.machine == machine_name() else self.unix_s - time.time()
 
     @classmethod
     def of(cls, values: object) -> Deadline | None:
-        """Read what `asdict` makes of a deadline, for a study or a file; None for anything else."""
+        """Return the deadline of which `asdict` made `values`, for a study or a file; None for no mapping."""
         if not isinstance(values, Mapping):
             return None
         return cls(str(values["machine"]), float(values["at_s"]), float(values["unix_s"]))
 
 
 def read_spent_s(path: Path) -> float:
-    """Return the seconds that earlier commands took, as a file of `spending` says; 0 for no file, or a torn one."""
+    """Return the seconds that earlier commands took, from a file of `spending`; 0 if there is none, or a torn one."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         return max(0.0, float(json.loads(path.read_text())["seconds"]))
     return 0.0
@@ -56,33 +56,34 @@ def read_spent_s(path: Path) -> float:
 
 @contextmanager
 def spending(path: Path, began_s: float) -> Iterator[None]:
-    """Keep in a file, during the block, how many seconds all commands have taken that wrote to it. One that ends in a
-    BudgetError has done nothing that another one goes on with, so its seconds do not count.
+    """Keep in a file, during the block, the seconds that all commands which wrote to it have taken. A command that
+    ends in a BudgetError has done nothing that another one could continue, so its seconds do not count.
 
     Args:
-        path: The file; what it holds counts as spent before.
-        began_s: When this command began, of time.monotonic.
+        path: The file; the seconds in it count as spent before.
+        began_s: The start of this command, by time.monotonic.
     """
-    before_s, over, refused = read_spent_s(path), threading.Event(), False
+    before_s, is_over, is_refused = read_spent_s(path), threading.Event(), False
 
     def note() -> None:
-        seconds = before_s + (0.0 if refused else time.monotonic() - began_s)
-        with suppress(UserError):  # a full disk: who writes what matters says so
+        seconds = before_s + (0.0 if is_refused else time.monotonic() - began_s)
+        with suppress(UserError):  # a full disk: the writers of results report it
             write_atomic(path, json.dumps({"seconds": round(seconds, 1)}))
 
     def keep() -> None:
-        while not over.wait(NOTE_EVERY_S):
+        while not is_over.wait(NOTE_EVERY_S):
             note()
 
+    # A thread stores the time every NOTE_EVERY_S, so that a kill loses little.
     note()
     thread = threading.Thread(target=keep, name="spent", daemon=True)
     thread.start()
     try:
         yield
     except BudgetError:
-        refused = True
+        is_refused = True
         raise
     finally:
-        over.set()
+        is_over.set()
         thread.join()
         note()

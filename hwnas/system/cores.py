@@ -1,4 +1,4 @@
-"""Cores: which this process may use, how they belong together, how busy others keep them, and which are the quietest.
+"""The cores that this process may use: how they belong together, how busy others keep them, and the quietest ones.
 
 Sources: proc(5) for /proc/stat, cgroups(7) and the kernel's admin-guide (cgroup-v1/sched-bwc, cgroup-v2, cputopology).
 """
@@ -15,7 +15,7 @@ CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 STAT = Path("/proc/stat")
 DEVICES = Path("/sys/devices")
-LOOK_S = 0.3  # of watching how busy cores are: thirty ticks of /proc/stat
+LOOK_S = 0.3  # seconds in which the load of cores is watched: thirty ticks of /proc/stat
 _BUSY = (1, 2, 3, 6, 7, 8)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
 _STEPS = 20.0  # cores whose busy shares differ by less than 1/20 count as equally busy
 
@@ -26,29 +26,29 @@ def allowed_cores() -> list[int]:
 
 
 def usable_cores() -> list[int]:
-    """Return as many allowed cores as the quota of this process' control groups lets run at a time; at least one."""
+    """Return as many allowed cores as the quota of this process' control groups permits; at least one."""
     quotas = [quota for folder in _own_groups() if (quota := _quota_in(folder)) is not None]
     return allowed_cores()[: max(1, int(min(quotas)))] if quotas else allowed_cores()
 
 
 def throttled_periods() -> int:
-    """Return in how many periods the quota has stopped this process' control groups so far; 0 if nothing says so."""
+    """Return the number of periods in which the quota has stopped this process' control groups; 0 if unknown."""
     return max((_entry(folder / "cpu.stat", "nr_throttled") for folder in _own_groups()), default=0)
 
 
 def _own_groups(controller: str = "cpu") -> list[Path]:
-    """Folders of the control groups that limit this process' CPU or memory, from its own up to the root, without
-    repeats.
+    """Return the folders of the control groups that limit this process' CPU or memory, from its own up to the root.
 
-    Without a namespace (Slurm, systemd slices, some of Kubernetes) the group is not the root of what is mounted, so
-    the path in /proc/self/cgroup is followed, for versions 1 and 2.
+    Without a namespace (Slurm, systemd slices, some of Kubernetes) the group is not the root of the mounted tree. The
+    path in /proc/self/cgroup is therefore followed, for versions 1 and 2.
     """
-    folders: dict[Path, None] = {}
+    folders: dict[Path, None] = {}  # without repeats, in order
+    # Lines of version 1: "4:cpu,cpuacct:/path"; of version 2: "0::/path", without controllers.
     for line in text_of(OWN_CGROUPS).splitlines() or ["0::/"]:
         controllers, _, path = line.partition(":")[2].partition(":")
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
         if not controllers:
-            roots = [CGROUP, CGROUP / "unified"]
+            roots = [CGROUP, CGROUP / "unified"]  # the second: version 2 beside version 1
         elif controller in controllers.split(","):
             roots = [CGROUP / each for each in (controllers, controller, "cpu,cpuacct")]
         else:
@@ -61,7 +61,7 @@ def _own_groups(controller: str = "cpu") -> list[Path]:
 
 def _quota_in(folder: Path) -> float | None:
     limit, _, period = text_of(folder / "cpu.max").partition(" ")
-    if not limit:
+    if not limit:  # version 1
         limit, period = (text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     try:
         return int(limit) / int(period) if int(limit) > 0 else None
@@ -70,10 +70,10 @@ def _quota_in(folder: Path) -> float | None:
 
 
 def physical_cores(cores: Sequence[int]) -> dict[tuple[int, ...], int]:
-    """Return the kind of each physical core that `cores` are of, by its logical cores; a larger number is a faster one.
+    """Return the kind of each physical core of `cores`, by the tuple of its logical cores; a larger kind is faster.
 
     The kind is the kernel's capacity of a core (ARM), or 1 for an Intel P-core beside E-cores with 0; 0 if all are
-    alike. A core of which the kernel says nothing stands for itself.
+    alike. A core of which the kernel says nothing counts as a physical core.
     """
     kinds = dict[tuple[int, ...], int]()
     fast = _core_list(text_of(DEVICES / "cpu_core/cpus"))
@@ -86,9 +86,9 @@ def physical_cores(cores: Sequence[int]) -> dict[tuple[int, ...], int]:
 
 
 def busy_shares(cores: Collection[int]) -> dict[int, float]:
-    """Return which share of the next LOOK_S seconds each core was busy; empty if /proc/stat does not say.
+    """Return the share of the next LOOK_S seconds in which each core is busy; empty if /proc/stat does not say.
 
-    This process sleeps meanwhile, so all of it is the work of others.
+    This process sleeps meanwhile, so all of the load is the work of others.
     """
     before = busy_seconds(cores)
     start = time.monotonic()
@@ -112,16 +112,17 @@ def choose_cores(threads: int, busy: Mapping[int, float], cores: Sequence[int] |
     """Choose the quietest cores for `threads` threads: of whole physical cores, and of one kind.
 
     Args:
-        threads: How many are needed; 0: as many as this process may use.
-        busy: Share of the time that others keep each core busy (`busy_shares`).
-        cores: To choose from; those that this process may run on unless given.
+        threads: The number of cores; 0: as many as this process may use.
+        busy: The share of the time that others keep each core busy (`busy_shares`).
+        cores: The cores to choose from; None: all that this process may run on.
 
     Returns:
-        Logical cores, one of each physical core while there are enough of these. Of equally busy ones the last are
-        taken, because the first serve most interrupts.
+        Logical cores, one of each physical core while there are enough. Of equally busy cores the last are taken,
+        because the first serve most interrupts.
     """
     cores = allowed_cores() if cores is None else sorted(cores)
     threads = min(threads or len(usable_cores()), len(cores))
+    # The fastest kind that has enough physical cores; if none has, cores of all kinds.
     physical = physical_cores(cores)
     for fastest in sorted({*physical.values()}, reverse=True):
         alike = [logical for logical, kind in physical.items() if kind == fastest]
@@ -133,6 +134,7 @@ def choose_cores(threads: int, busy: Mapping[int, float], cores: Sequence[int] |
     def load(logical: tuple[int, ...]) -> tuple[float, int]:
         return round(_STEPS * sum(busy.get(each, 0.0) for each in logical)), -max(logical)
 
+    # Of each quiet physical core its quietest logical one; the siblings follow only if more threads are needed.
     quietest = sorted(alike, key=load)
     chosen = [min(logical, key=lambda each: (busy.get(each, 0.0), -each)) for logical in quietest[:threads]]
     rest = [each for logical in quietest for each in logical if each not in chosen]
@@ -141,18 +143,18 @@ def choose_cores(threads: int, busy: Mapping[int, float], cores: Sequence[int] |
 
 def describe_cores(cores: Collection[int]) -> str:
     """Return cores in words, such as "core 3 of 4" or "cores 2 and 3 of 4, each of two threads"."""
-    several, named = allowed_cores(), sorted(cores)
-    words = f"core {named[0]}" if len(named) == 1 else f"cores {', '.join(map(str, named[:-1]))} and {named[-1]}"
-    kinds = physical_cores(several)
-    own = {logical: kind for logical, kind in kinds.items() if {*logical} & {*named}}
-    is_fastest = max(own.values(), default=0) == max(kinds.values())
+    all_cores, chosen = allowed_cores(), sorted(cores)
+    words = f"core {chosen[0]}" if len(chosen) == 1 else f"cores {', '.join(map(str, chosen[:-1]))} and {chosen[-1]}"
+    kinds = physical_cores(all_cores)
+    own_kinds = {logical: kind for logical, kind in kinds.items() if {*logical} & {*chosen}}
+    is_fastest = max(own_kinds.values(), default=0) == max(kinds.values())
     kind = "" if len({*kinds.values()}) < 2 else f", {'' if is_fastest else 'not '}of the fastest kind"
-    shared = any(len(logical) > 1 for logical in own)
-    return f"{words} of {len(several)}{', which shares a physical core with another' if shared else ''}{kind}"
+    shared = any(len(logical) > 1 for logical in own_kinds)
+    return f"{words} of {len(all_cores)}{', which shares a physical core with another' if shared else ''}{kind}"
 
 
 def _core_list(text: str) -> list[int]:
-    """Cores of a list such as "0-3,8"; empty for anything else."""
+    """Return the cores of a list such as "0-3,8"; empty for anything else."""
     cores: list[int] = []
     try:
         for part in text.split(","):
@@ -164,12 +166,12 @@ def _core_list(text: str) -> list[int]:
 
 
 def whole_number(text: str) -> int:
-    """Return the whole number that a text is; 0 if it is none."""
+    """Return a text as a whole number; 0 if it is none."""
     return int(text) if text.strip().isdecimal() else 0
 
 
 def text_of(path: Path) -> str:
-    """Return what a file of /proc or /sys says; nothing if it cannot be read."""
+    """Return the text of a file of /proc or /sys; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):
@@ -177,22 +179,21 @@ def text_of(path: Path) -> str:
 
 
 def _entry(path: Path, name: str) -> int:
-    """The whole number behind `name` in a file of /proc or /sys that has a name and a number in each line; 0 if none
-    is there."""
+    """Return the number behind `name` in a file of /proc or /sys with a name and a number in each line; or else 0."""
     words = (line.split() for line in text_of(path).splitlines())
     return next((whole_number(part[1]) for part in words if part[:1] == [name] and part[1:]), 0)
 
 
 def free_memory_mb() -> int:
-    """Megabytes of memory that processes can have, as far as the system and the control groups tell."""
-    left = [free for folder in _own_groups("memory") if (free := _memory_left_in(folder)) is not None]
-    if available := _entry(Path("/proc/meminfo"), "MemAvailable:"):  # another system has none
-        left.append(available >> 10)
-    return min(left, default=1 << 20)
+    """Return the MiB of memory that processes can have, by the system and the control groups; 2**20 if unknown."""
+    free_mb = [free for folder in _own_groups("memory") if (free := _memory_left_in(folder)) is not None]
+    if available := _entry(Path("/proc/meminfo"), "MemAvailable:"):  # only Linux has it
+        free_mb.append(available >> 10)
+    return min(free_mb, default=1 << 20)
 
 
 def _memory_left_in(folder: Path) -> int | None:
-    """Megabytes that a control group's limit leaves, with what it can drop of its files; None: it has no limit."""
+    """Return the MiB that a control group's limit leaves, with the cached files it can drop; None without a limit."""
     for limit, used, cached in (("memory.max", "memory.current", "inactive_file"),
                                 ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
         if (most := text_of(folder / limit)).isdigit():

@@ -1,4 +1,4 @@
-"""The GPU that CUDA shows first, by NVIDIA's management library (NVML): what it is, and in which condition.
+"""The GPU that CUDA shows first, by NVIDIA's management library (NVML): its identity and its state.
 
 Source: NVML's reference (clocks' event reasons).
 """
@@ -21,7 +21,7 @@ _REASONS = {0x4: "power limit", **_DISTURBING}
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """A GPU at a moment: clock of its processors, temperature, and NVML's reasons for a lower clock (0: none).
+    """The state of a GPU: the clock of its processors, its temperature, and NVML's reasons for a lower clock (0: none).
 
     A value that the GPU does not report is 0.
     """
@@ -32,23 +32,23 @@ class GpuState:
 
     @property
     def slowed(self) -> bool:
-        """Return whether heat or the power supply holds its clock down."""
+        """Return whether heat or the power supply lowers its clock."""
         return any(self.reasons & bit for bit in _DISTURBING)
 
     @property
     def told(self) -> str:
-        """The reasons in words; empty where there is none that counts."""
+        """The reasons in words; empty if none of them counts."""
         return ", ".join(word for bit, word in _REASONS.items() if self.reasons & bit)
 
     def worse(self, other: GpuState) -> GpuState:
-        """The lower clock, the higher temperature and all reasons of two moments."""
+        """Return the lower clock, the higher temperature and all reasons of two moments."""
         return GpuState(min(self.sm_mhz, other.sm_mhz), max(self.celsius, other.celsius), self.reasons | other.reasons)
 
 
 def describe_gpu() -> dict[str, Any]:
-    """The GPU's name, driver, newest CUDA that this knows, and memory, as a host's fingerprint names them.
+    """Return the GPU's name, driver, newest CUDA of this driver, and memory, with the keys of a host's fingerprint.
 
-    TargetError where there is no GPU, or NVML's Python package is missing.
+    Raises TargetError if there is no GPU, or NVML's Python package is missing.
     """
     nvml, gpu = _open_gpu()
     cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
@@ -58,7 +58,7 @@ def describe_gpu() -> dict[str, Any]:
 
 
 def read_gpu_state() -> GpuState:
-    """Return the state of the GPU now; TargetError as `describe_gpu`."""
+    """Return the state of the GPU now. Raises TargetError like `describe_gpu`."""
     nvml, _ = _open_gpu()
     reasons = _ask("nvmlDeviceGetCurrentClocksEventReasons") or _ask("nvmlDeviceGetCurrentClocksThrottleReasons")
     return GpuState(_ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
@@ -66,8 +66,8 @@ def read_gpu_state() -> GpuState:
 
 
 def _ask(question: str, *arguments: int) -> Any:
-    """Return what NVML answers for the GPU; 0 if it does not. A part of a GPU (MIG), one that shares the machine's
-    memory, and a driver with an older name for the question give no answer."""
+    """Return NVML's answer for the GPU; 0 without an answer. A part of a GPU (MIG), a GPU that shares the machine's
+    memory, and a driver with an older name for the question give none."""
     nvml, gpu = _open_gpu()
     with contextlib.suppress(nvml.NVMLError):
         return getattr(nvml, question)(gpu, *arguments)
@@ -76,7 +76,7 @@ def _ask(question: str, *arguments: int) -> Any:
 
 @cache
 def _open_gpu() -> tuple[Any, Any]:
-    """NVML, and its handle of the GPU. Indices are CUDA's where CUDA_DEVICE_ORDER=PCI_BUS_ID, or all GPUs are alike."""
+    """Return NVML and its handle of the GPU. Indices are CUDA's if CUDA_DEVICE_ORDER=PCI_BUS_ID or GPUs are alike."""
     try:
         import pynvml
     except ImportError:

@@ -1,7 +1,7 @@
-"""Tell libraries of others what they need: torchvision's operators, ONNX Runtime's telemetry, the C library's memory.
+"""The settings that other packages need: torchvision's operators, ONNX Runtime's telemetry, the C library's memory.
 
-At import torchvision describes `nms` and `qnms` to torch, whether or not its library was loaded. With a CPU build of
-torch beside PyPI's CUDA build of torchvision that ends in "operator torchvision::nms does not exist". If the
+At its import, torchvision describes `nms` and `qnms` to torch, even if its compiled library was not loaded. With a CPU
+build of torch beside PyPI's CUDA build of torchvision this ends in "operator torchvision::nms does not exist". If the
 compiled library cannot be loaded, the two operators are declared here, so that `import timm` works.
 """
 
@@ -30,9 +30,9 @@ _kept: list[Any] = []  # torch forgets a declaration when its Library object is 
 
 @cache
 def declare_missing() -> None:
-    """Declare them; `import hwnas` has this called before torchvision is imported. Operators that load stay.
+    """Declare the two operators unless they load; `import hwnas` has this called before torchvision is imported.
 
-    The declared operators have no kernels: calling one fails as before, and no classifier does.
+    The declared operators have no kernels. A call of one fails as before, but no classifier calls them.
     """
     if _loads_compiled():
         return
@@ -44,7 +44,7 @@ def declare_missing() -> None:
 
 
 def _loads_compiled() -> bool:
-    """Return whether torchvision's own library loads into this torch (twice is harmless), or none is installed."""
+    """Return whether torchvision's library loads into this torch (twice is harmless); True without torchvision."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return True
@@ -63,29 +63,29 @@ _SWITCH = "ORT_DISABLE_TELEMETRY"
 
 @cache
 def import_onnxruntime() -> Any:
-    """The module `onnxruntime`; use this in place of an import.
+    """Return the module `onnxruntime`, imported without its telemetry; use this in place of an import.
 
-    While it is imported it begins a session of its telemetry, and leaves an identifier in the folder of temporary
-    files, unless the environment forbids it.
+    A plain import starts a session of telemetry and leaves an identifier in the folder of temporary files. An
+    environment variable forbids both; here it is set during the import only.
     """
-    given = os.environ.get(_SWITCH)
+    earlier_value = os.environ.get(_SWITCH)
     os.environ[_SWITCH] = "1"
     try:
         import onnxruntime
     finally:
-        if given is None:
+        if earlier_value is None:
             del os.environ[_SWITCH]
         else:
-            os.environ[_SWITCH] = given
-    onnxruntime.disable_telemetry_events()  # where others had imported it before
+            os.environ[_SWITCH] = earlier_value
+    onnxruntime.disable_telemetry_events()  # if other code had imported it before
     return onnxruntime
 
 
-_IN_PLACE_OF = {"onnxruntime": "onnxruntime-gpu"}  # both are the module onnxruntime, so that one of them is installed
+_IN_PLACE_OF = {"onnxruntime": "onnxruntime-gpu"}  # both are the module onnxruntime: one is installed
 
 
 def version_of(package: str) -> str:
-    """The version of an installed package, or of the one that takes its place; PackageNotFoundError."""
+    """Return the version of a package, or of its substitute. Raises PackageNotFoundError if neither is installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -104,14 +104,14 @@ _INSIDE = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _NEVER}
 
 @contextlib.contextmanager
 def kept_memory() -> Iterator[None]:
-    """Inside, this process keeps freed memory for its next allocation.
+    """Keep freed memory in this process for its next allocation, inside the block; give it back at the end.
 
     Otherwise blocks of 32 MB and more (activations) go back to the system each time. Their pages are then faulted in
-    and cleared again: a fifth of the CPU time of a training step of small networks (benchmarks/bench_training.py). The
-    end of the block gives the memory back. Nothing is done where the user's environment says how to allocate.
+    and cleared again: a fifth of the CPU time of a training step of small networks (benchmarks/bench_training.py).
+    Nothing is done if the user's environment says how to allocate, or without glibc.
     """
-    given = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
-    if given or platform.libc_ver()[0] != "glibc":
+    is_configured = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    if is_configured or platform.libc_ver()[0] != "glibc":
         yield
         return
     try:
@@ -123,8 +123,8 @@ def kept_memory() -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system: glibc keeps it, and hundreds of trials add up. So does torch with a GPU's,
-    which other processes and runtimes need."""
+    """Give freed memory back to the system: glibc keeps it, and hundreds of trials add up. torch also keeps freed
+    memory of a GPU, which other processes and runtimes need."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,6 +1,6 @@
-"""Find files, shipped ones (checkout or wheel) and the user's own; write one whole or not at all; hold locks.
+"""The places of files, shipped (checkout or wheel) and the user's own; atomic writing; locks between processes.
 
-Locks between processes are held by one at a time, and gone with the process that held them.
+One process at a time holds a lock. The lock is free again when this process ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from hwnas.errors import ConfigError, UserError
 from hwnas.lazy import filelock
 
-_TEMPORARY = "hwnas-"  # begins the names of temporary folders
+_TEMPORARY = "hwnas-"  # the prefix of temporary folders
 _PACKAGE = Path(__file__).resolve().parents[1]
 _NEXT_STEP = {
     errno.ENOSPC: "Free space on that disk, then give the same command again.",
@@ -38,9 +38,9 @@ _REFUSED = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EI
 
 
 def home() -> Path:
-    """The user's data folder: $HWNAS_HOME, otherwise a folder of $XDG_DATA_HOME; it need not exist yet.
+    """Return the user's data folder: $HWNAS_HOME, otherwise a folder of $XDG_DATA_HOME; it need not exist yet.
 
-    ConfigError for a user who has no home folder, such as an arbitrary one of a container.
+    Raises ConfigError for a user without a home folder, such as an arbitrary user id in a container.
     """
     place = find_home()
     if place is None:
@@ -50,7 +50,7 @@ def home() -> Path:
 
 
 def find_home() -> Path | None:
-    """`home`, or None for a user who has none."""
+    """Return `home`, or None for a user without a home folder."""
     chosen = os.environ.get("HWNAS_HOME")
     if chosen:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
@@ -61,7 +61,7 @@ def find_home() -> Path | None:
 
 
 def check_home() -> None:
-    """ConfigError unless the user's data folder can be written: asked before anything takes time."""
+    """Raise ConfigError unless the user's data folder can be written. A command calls it before its long work."""
     folder = home()
     try:
         make_writable(folder)
@@ -71,7 +71,7 @@ def check_home() -> None:
 
 
 def shipped(folder: str) -> Path:
-    """Absolute path of `folder` (conf, search_spaces, latency_tables): of the wheel or checkout."""
+    """Return the absolute path of a shipped folder (conf, search_spaces, latency_tables), of the wheel or checkout."""
     for root in (_PACKAGE / "_data", _PACKAGE.parent):
         if (root / "conf").is_dir():
             return root / folder
@@ -79,33 +79,33 @@ def shipped(folder: str) -> Path:
 
 
 def data_dirs(folder: str) -> list[Path]:
-    """Places of `folder`, in the order they are looked through: the user's, which need not exist, then the shipped.
+    """Return the places of `folder`, in the order of a search: the user's, which need not exist, then the shipped one.
 
-    The user's is left out if it cannot be entered, such as that of root in a container of another user. Whoever writes
-    there hears why (`check_home`).
+    The user's place is left out if it cannot be entered, such as the one of root in a container of another user. An
+    attempt to write there says why (`check_home`).
     """
     place = find_home()
     try:
         os.stat(place / folder if place else "")
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except OSError:  # closed, a link to itself, a disk that is gone
+    except OSError:  # no permission, a link to itself, a disk that is gone
         place = None
     return [*([] if place is None else [place / folder]), shipped(folder)]
 
 
 def table_dirs() -> list[Path]:
-    """Folders that hold latency tables, in the order they are looked through.
+    """Return the folders of latency tables, in the order of a search.
 
-    With $HWNAS_OWN_TABLES set (to anything) only the user's: a host is then measured even if a table of it is shipped.
+    If $HWNAS_OWN_TABLES is set (not empty), only the user's: a host is then measured even if its table is shipped.
     """
     dirs = data_dirs("latency_tables")
     return dirs[:-1] if os.environ.get("HWNAS_OWN_TABLES") else dirs
 
 
 def name_fault(name: str) -> str:
-    """Why no text file can hold a name, and what to do; empty where one can."""
-    if not any("\ud800" <= letter <= "\udfff" for letter in name):  # Python keeps bytes that are not UTF-8 as these
+    """Return why no text file can hold a name, and what to do; empty if one can."""
+    if not any("\ud800" <= letter <= "\udfff" for letter in name):  # Python's letters for bytes that are not UTF-8
         return ""
     try:
         os.fsencode(name).decode("utf-8")
@@ -115,15 +115,15 @@ def name_fault(name: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A name as people see it: blanks around or beside one another do not count, nor does the Unicode form."""
+    """Return a name as people see it: in one Unicode form, with single blanks between words and none around them."""
     return " ".join(unicodedata.normalize("NFC", name).split())
 
 
 def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Write `data` (text as UTF-8) so that `path` holds all of it or what it held before, even after a kill.
+    """Write `data` (text as UTF-8) so that `path` has all of it or its earlier content, even after a kill.
 
-    Missing parent folders are made. UserError, in one line, when the disk is full, the place cannot be written or the
-    text holds half a character.
+    Missing parent folders are made. Raises UserError, in one line, if the disk is full, the place cannot be written or
+    the text holds half a character.
     """
     path = Path(path)
     try:
@@ -131,18 +131,19 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
     except UnicodeEncodeError as error:
         raise UserError(f"cannot write {path}: {error.object[max(0, error.start - 20):error.end]!a} is no text. "
                         "Mend it in the file that it was read from.") from None
-    beside = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.tmp")
+    # A new file beside `path` is written to the disk first and then takes its name: a rename is never half done.
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(beside, "xb") as file:
+            with open(temporary, "xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, path)
+            os.replace(temporary, path)
         finally:
             with contextlib.suppress(FileNotFoundError):
-                beside.unlink()
+                temporary.unlink()
         handle = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(handle)  # so that the rename itself lasts
@@ -153,16 +154,16 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
 
 
 def unwritten(path: Path, error: OSError, otherwise: str = "Choose another place.") -> UserError:
-    """The line for a file that could not be written, with the next step; `otherwise` that of no common error."""
+    """Return the error for a file that could not be written, with the next step: `otherwise` if the error is rare."""
     step = _NEXT_STEP.get(error.errno or 0, otherwise)
     return UserError(f"cannot write {path}: {error.strerror or error}. {step}")
 
 
 def make_writable(folder: Path) -> None:
-    """Make a folder, unless it is there, and try to write in it; UserError where that fails."""
+    """Make a folder, unless it is there, and try to write in it. Raises UserError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as probe:  # which has no name, so that a kill leaves nothing
+        with tempfile.TemporaryFile(dir=folder) as probe:  # a file without a name: a kill leaves nothing
             probe.write(b"0")
             probe.flush()
     except OSError as error:
@@ -170,10 +171,9 @@ def make_writable(folder: Path) -> None:
 
 
 def no_space(error: OSError) -> UserError | None:
-    """The line for a write that found no space: on the disk, in a quota, or below the limit of a file's size; None for
-    any other error.
+    """Return the error for a write that found no space: on the disk, in a quota, or below the limit of a file's size.
 
-    A file that was not written by `write_atomic` is in the folder of temporary files.
+    None for any other error. A file that `write_atomic` did not write is in the folder of temporary files.
     """
     nowhere = isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error)
     if not nowhere and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -185,7 +185,7 @@ def no_space(error: OSError) -> UserError | None:
 
 
 def unusable(error: OSError) -> UserError | None:
-    """The line for a path that somebody gave and the system refuses; None for any other error."""
+    """Return the error for a path that the user gave and the system refuses; None for any other error."""
     if error.filename is None or error.errno not in _REFUSED:
         return None
     return UserError(f"{os.fsdecode(error.filename)[:200]}: {error.strerror}. Check the path, and whether you may use "
@@ -195,11 +195,11 @@ def unusable(error: OSError) -> UserError | None:
 @contextmanager
 def hold(path: Path, waiting: Callable[[], None] | None = None, *, wait: bool = True, most_s: float = -1
          ) -> Iterator[bool]:
-    """Hold an operating-system lock on `path` inside the block; yields whether it is held.
+    """Hold an operating-system lock on `path` inside the block; yield whether it is held.
 
     If another process has the lock, `waiting` is called once. Then this process waits for it, `most_s` seconds at
-    most (-1: without end). With `wait` false the block is entered at once, without the lock. UserError if the file
-    cannot be written or the lock cannot be had.
+    most (-1: without end). If `wait` is false, the block is entered at once, without the lock. Raises UserError if the
+    file cannot be written or the lock is not free in time.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def hold(path: Path, waiting: Callable[[], None] | None = None, *, wait: bool = 
         raise unwritten(path, error, "Make its folder writable.") from None
     if lock.is_locked:
         with suppress(OSError):
-            os.utime(path)  # when it was taken: who waits changes the time of modification, not that of access
+            os.utime(path)  # the access time is for `holder`; a waiting process changes only the modification time
     try:
         yield lock.is_locked
     finally:
@@ -226,11 +226,11 @@ def hold(path: Path, waiting: Callable[[], None] | None = None, *, wait: bool = 
 
 @contextmanager
 def temporary_folder() -> Iterator[str]:
-    """A folder for files of this block, below the system's folder for such; those that killed processes left there are
-    removed first."""
+    """Make a folder for the files of this block, in the system's folder of temporary files. The folders that killed
+    processes left there are removed first."""
     _remove_left_folders(tempfile.gettempdir())
     with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder, hold(Path(folder, ".lock.new")):
-        Path(folder, ".lock.new").rename(Path(folder, ".lock"))  # whoever sees it finds it locked
+        Path(folder, ".lock.new").rename(Path(folder, ".lock"))  # so that others never see it unlocked
         yield folder
 
 
@@ -238,7 +238,7 @@ def temporary_folder() -> Iterator[str]:
 def _remove_left_folders(within: str) -> None:
     for lock in Path(within).glob(f"{_TEMPORARY}*/.lock"):
         with suppress(UserError, FileNotFoundError):
-            if lock.parent.lstat().st_uid != os.getuid():  # others may put anything there
+            if lock.parent.lstat().st_uid != os.getuid():  # another user's, with any content
                 continue
             with hold(lock, wait=False) as is_left:
                 if is_left:
@@ -246,7 +246,7 @@ def _remove_left_folders(within: str) -> None:
 
 
 def check_locks(handle: int, folder: Path) -> None:
-    """UserError if file locks do not work where an open file lies: a study and its workers need them."""
+    """Raise UserError if file locks do not work in the folder of an open file: a study and its workers need them."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as SQLite does
         fcntl.lockf(handle, fcntl.LOCK_UN)
@@ -258,11 +258,11 @@ def check_locks(handle: int, folder: Path) -> None:
 
 
 def holder(path: Path) -> str:
-    """Return who holds the lock on `path` and since when, if this system says it; "another process" otherwise."""
+    """Return who holds the lock on `path`, and since when; "another process" if this system does not say it."""
     try:
         status = path.stat()
         device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        # a line: 1: FLOCK  ADVISORY  WRITE 1234 00:19:56 0 EOF; "->" marks one that waits
+        # a line: 1: FLOCK  ADVISORY  WRITE 1234 00:19:56 0 EOF; "->" marks a process that waits
         lines = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" not in line]
         number = next(int(line[4]) for line in lines if line[5] == device)
         words = Path(f"/proc/{number}/cmdline").read_bytes().decode(errors="replace").split("\0")

@@ -1,4 +1,4 @@
-"""Processes and signals: children that end with their parent, and Ctrl-C deferred while something must not be torn."""
+"""The processes and signals: children that end with their parent, and Ctrl-C that waits while work must stay whole."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hwnas.errors import ConfigError, UserError
 
 
 def _start_ticks(pid: int) -> str:
-    """Kernel ticks at which a process started; '' where /proc does not say, or where the process is gone or a
+    """Return the kernel ticks at which a process started; '' if /proc does not say, or if the process is gone or a
     zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -40,7 +40,7 @@ def _start_ticks(pid: int) -> str:
 
 @cache
 def machine_name() -> str:
-    """Names the process table that a pid belongs to: host, boot and pid namespace."""
+    """Return the name of the process table that a pid belongs to: host, boot and pid namespace."""
     parts = [socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         try:
@@ -51,7 +51,7 @@ def machine_name() -> str:
 
 
 def worker_name() -> str:
-    """This process: machine, pid, start."""
+    """Return the name of this process: machine, pid, start."""
     return f"{machine_name()}/{os.getpid()}/{_start_ticks(os.getpid())}"
 
 
@@ -61,14 +61,14 @@ def is_dead(worker: str) -> bool:
     return machine == machine_name() and pid.isdigit() and _start_ticks(int(pid)) != started
 
 
-GRACE_S = 20.0  # how long a process that was told to end may clean up
+GRACE_S = 20.0  # for a process to clean up after SIGTERM
 _PR_SET_PDEATHSIG = 1
-_AGAIN_S = 0.05  # until a signal that was dropped is sent again: the destructor has ended by then
+_AGAIN_S = 0.05  # until a dropped signal is sent again: the destructor has ended by then
 _CHILDREN: WeakSet[subprocess.Popen[Any] | Pool] = WeakSet()
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP arrived: `number`. Everything treats it like Ctrl-C; only the exit code differs."""
+    """The arrival of SIGTERM or SIGHUP, `number`. All code treats it like Ctrl-C; only the exit code differs."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__()
@@ -81,19 +81,20 @@ def _raise_terminated(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise `Terminated`. When a signal ends the block, every child of this process is ended
-    too.
+    """Raise `Terminated` on SIGTERM and SIGHUP, inside the block. If a signal ends the block, all children of this
+    process are ended too.
 
-    Outside the main thread they keep their meaning, because only the main thread receives signals. A SIGHUP that is
-    ignored, as under nohup, stays so.
+    Outside the main thread the signals keep their meaning, because only the main thread receives them. A SIGHUP that
+    is ignored, as under nohup, stays ignored.
     """
-    here = threading.current_thread() is threading.main_thread()
+    is_main = threading.current_thread() is threading.main_thread()
     ending = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
-    earlier = {number: signal.signal(number, _raise_terminated) for number in ending} if here else {}
+    earlier = {number: signal.signal(number, _raise_terminated) for number in ending} if is_main else {}
     hook = sys.unraisablehook
 
     def keep(dropped: sys.UnraisableHookArgs) -> None:
-        # The interpreter drops what is raised in a destructor, or in a callback of a weak reference.
+        # The interpreter drops an error that is raised in a destructor, or in a callback of a weak reference. The
+        # signal would be lost, so it is sent again.
         if not isinstance(dropped.exc_value, KeyboardInterrupt):
             hook(dropped)
             return
@@ -105,7 +106,7 @@ def ended_by_signals() -> Iterator[None]:
         if sys.unraisablehook is keep:
             os.kill(os.getpid(), number)
 
-    if here:
+    if is_main:
         sys.unraisablehook = keep
     try:
         yield
@@ -113,7 +114,7 @@ def ended_by_signals() -> Iterator[None]:
         end(_CHILDREN)
         raise
     finally:
-        if here:
+        if is_main:
             sys.unraisablehook = hook
             for number, handler in earlier.items():
                 signal.signal(number, handler)
@@ -128,10 +129,10 @@ def start(module: str, arguments: Sequence[str] = (), *, unseen: Sequence[str] =
           env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
     """Run `python -m module arguments` as a child that ends with this process, however this process ends.
 
-    Arguments arrive as they are given. Those that lists of processes must not show, such as passwords, are `unseen`:
-    they go through the child's standard input, and come last. `env`: as of Popen, as are `options`.
+    Arguments arrive as they are given. `unseen` are arguments that lists of processes must not show, such as passwords:
+    they go through the child's standard input, and come last. `env` and `options` are Popen's.
     """
-    # -P and this package's place first: no other hwnas is taken, and no module of the current folder.
+    # With -P, and this package's folder first, the child takes no other hwnas, and no module of the current folder.
     root, others = str(Path(__file__).parents[2]), (env or os.environ).get("PYTHONPATH", "").split(os.pathsep)
     path = os.pathsep.join([root, *(place for place in others if place not in ("", root))])
     command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), module, *arguments]
@@ -139,15 +140,15 @@ def start(module: str, arguments: Sequence[str] = (), *, unseen: Sequence[str] =
     _CHILDREN.add(child)
     assert child.stdin is not None
     content = json.dumps(list(unseen)).encode()
-    with contextlib.suppress(BrokenPipeError), child.stdin:  # it has ended, which its exit code tells
-        while content:
+    with contextlib.suppress(BrokenPipeError), child.stdin:  # its exit code will say why
+        while content:  # a write may take only a part
             content = content[os.write(child.stdin.fileno(), content):]
     return child
 
 
 def _run(parent: str, module: str, *arguments: str) -> None:
-    """The child's side of `start`. Ctrl-C of a terminal reaches all of its processes; it is left to the parent, which
-    ends this one."""
+    """Run a module as the child's side of `start`. Ctrl-C of a terminal reaches all of its processes; the child leaves
+    it to the parent, which ends the child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with(int(parent))
     sys.argv[1:] = [*arguments, *json.load(sys.stdin)]
@@ -155,8 +156,8 @@ def _run(parent: str, module: str, *arguments: str) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel kill this process when `parent` ends. It does not if that ended before it was asked to, so the
-    parent is compared afterwards."""
+    """Let the kernel kill this process when `parent` ends. The kernel does not if the parent ended before this call,
+    so the parent is compared afterwards."""
     die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
@@ -170,13 +171,14 @@ def die_with_parent() -> None:
 
 
 def end(children: Iterable[subprocess.Popen[Any] | Pool], grace_s: float = GRACE_S) -> None:
-    """End processes and those of pools: they are told by SIGTERM, and what still runs after `grace_s` is killed.
+    """End processes and the processes of pools: send SIGTERM, then kill all that still run after `grace_s`.
 
-    A task of a pool that is not done fails.
+    An unfinished task of a pool fails.
     """
     running: list[Any] = []
     for child in children:
         running += (child._processes or {}).values() if isinstance(child, Pool) else [child]
+    # All get the signal first, so that they clean up in the same time.
     until = time.monotonic() + grace_s
     try:
         for process in running:
@@ -188,7 +190,7 @@ def end(children: Iterable[subprocess.Popen[Any] | Pool], grace_s: float = GRACE
                     process.wait(left_s)
             else:  # its executor reaps a process of a pool, so only the end is awaited
                 wait([process.sentinel], left_s)
-    finally:  # also where somebody insists by a second signal
+    finally:  # also if a second signal ends the waiting
         for process in running:
             process.kill()
             if isinstance(process, subprocess.Popen):
@@ -200,27 +202,26 @@ def crew(n: int, module: str, arguments: Sequence[str], say: Callable[[str], Non
          ) -> Iterator[list[str]]:
     """Run `n` processes of `module` beside the block, and wait for them at its end; see `start`.
 
-    Yields a list. After the block it has a line for each process that ended early: its last words, which `say` gets
-    too.
+    Yields a list. After the block it has the last words of each process that ended early; `say` gets them too.
     """
-    early: list[str] = []
+    last_lines: list[str] = []
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(n)]
         workers: list[subprocess.Popen[Any]] = []
         try:
             for log in logs:
                 workers.append(start(module, arguments, unseen=unseen, stdout=log, stderr=log))
-            yield early
+            yield last_lines
             for worker, log in zip(workers, logs, strict=True):
                 if worker.wait() != 0:
-                    early.append(last_words(worker.returncode, log))
-                    say(f"a worker ended early: {early[-1]}")
+                    last_lines.append(last_words(worker.returncode, log))
+                    say(f"a worker ended early: {last_lines[-1]}")
         finally:
             end(workers)
 
 
 def last_words(code: int, log: IO[str]) -> str:
-    """The last line that a process wrote; where it wrote none, how it ended."""
+    """Return the last line that a process wrote, if there is one, and how the process ended."""
     log.seek(0)
     lines = log.read().strip().splitlines()
     how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -228,7 +229,7 @@ def last_words(code: int, log: IO[str]) -> str:
 
 
 class Pool(ProcessPoolExecutor):
-    """`n` fresh processes that do not import the caller's script: it needs no `if __name__ == "__main__"`.
+    """A pool of `n` fresh processes that do not import the caller's script: it needs no `if __name__ == "__main__"`.
 
     They end with this process, however it ends. An error or signal that ends the pool's block ends them at once.
     """
@@ -245,7 +246,7 @@ class Pool(ProcessPoolExecutor):
         _CHILDREN.add(self)
 
     def submit(self, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Future[Any]:
-        """As Executor.submit, which starts processes: Python tells each of them where the main module lies."""
+        """Submit a task as Executor.submit does, which starts processes; they do not see the main module's path."""
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
@@ -261,7 +262,7 @@ class Pool(ProcessPoolExecutor):
 
 
 def _begin(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
-    """Begin a process of a pool. It leaves Ctrl-C to the parent, and says nothing when the parent ends it."""
+    """Set up a process of a pool. It leaves Ctrl-C to the parent, and prints nothing when the parent ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _quit)
     parent: Any = parent_process()
@@ -271,7 +272,7 @@ def _begin(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -
 
 
 def _work(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
-    """One job of a pool, which cleans up after SIGTERM; then there is no next one."""
+    """Run one task of a pool. After SIGTERM the task cleans up, and the process ends."""
     try:
         signal.signal(signal.SIGTERM, _raise_terminated)
         return fn(*args, **kwargs)
@@ -290,9 +291,9 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Interrupts:
-    """Signals that Python handles by raising: deferred while `held`, except inside `allowed`.
+    """The signals that Python handles by raising; they wait inside `held`, except inside `allowed`.
 
-    A second signal that would have to wait is let through at once, because somebody insists.
+    A second signal that would have to wait takes effect at once, because the user insists.
     """
 
     def __init__(self) -> None:
@@ -302,8 +303,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Defer signals inside. A signal that still waits at the end is raised there, unless another error is on its
-        way.
+        """Let signals wait inside the block. A signal that still waits is raised at its end, but not after an error.
 
         Outside the main thread this does nothing, because only the main thread receives signals.
         """
@@ -323,7 +323,7 @@ class Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Inside, signals take effect at once. A signal that waits already takes effect before."""
+        """Let signals take effect at once inside the block. A signal that already waits takes effect before it."""
         self.check()
         try:
             self._allowed = True
@@ -332,13 +332,13 @@ class Interrupts:
             self._allowed = False
 
     def check(self) -> None:
-        """Raise the signal that waits, if one does."""
+        """Raise the signal that waits, if there is one."""
         number, self._waiting = self._waiting, None
         if number is not None:
             self._earlier[number](number, None)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._allowed or self._waiting is not None:
+        if self._allowed or self._waiting is not None:  # the second signal, too
             self._allowed, self._waiting = False, None
             self._earlier[number](number, frame)
         else:
@@ -353,10 +353,10 @@ class _Stack(ctypes.Structure):
 
 
 def use_own_stack() -> None:
-    """Take this thread's alternate signal stack away.
+    """Switch this thread's alternate signal stack off.
 
-    OpenVINO's CPU plugin sets a stack of the least size that the kernel takes (11.6 kB with AVX-512) when it looks for
-    AMX. Python's signal handlers use the alternate stack and can overflow it. Ctrl-C then ends in a segmentation fault.
+    When it looks for AMX, OpenVINO's CPU plugin sets the smallest stack that the kernel takes (11.6 kB with AVX-512).
+    Python's signal handlers use the alternate stack and can overflow it. Ctrl-C then ends in a segmentation fault.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).sigaltstack(ctypes.byref(_Stack(None, _SS_DISABLE, 0)), None)

@@ -1,7 +1,6 @@
-"""WorkFolder and RunFolder: whose a folder is, where every file of a run is, and how it is written: whole or not at
-all. See docs/run-folder.md.
+"""The folder of a command and the files of a run (docs/run-folder.md), each of which is written whole or not at all.
 
-A model folder in it has a Manifest: the files that were made, by size and SHA-256. It is written last, and whole.
+A model folder in it has a Manifest: the finished files, by size and SHA-256. It is written last, and whole.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _HEAD = 4096  # bytes in which documents and pictures of hwnas name it
 
 
 def settle_home(out: str | os.PathLike[str] | None, overwrite: bool, say: Callable[[str], None]) -> None:
-    """Let tables and caches lie in the folder `out` of a run for a user who has no home folder, and say so.
+    """Keep tables and caches in the folder `out` of a run if the user has no home folder, and say so.
 
-    The run's folder is marked first, so that it is no folder with strange files later.
+    The run's folder is marked first, so that hwnas does not take it for a folder with strange files later.
     """
     if find_home() is None and out:
         os.environ["HWNAS_HOME"] = os.path.abspath(RunFolder.create(out, overwrite).path / "home")
@@ -55,20 +54,20 @@ class WorkFolder:
     kind: str
 
     def take_up(self, overwrite: bool = False) -> Self:
-        """Make the folder and mark it as `kind`'s, or go on with one of this kind; returns itself.
+        """Make the folder and mark it as `kind`'s, or go on with one of this kind; return itself.
 
-        With `overwrite`, a folder with other files is used too: those that the work writes are replaced, the others
-        stay. StudyError for a folder with other files, for one that is, or lies in, the folder of other work, and for
-        one of a later version; nothing is changed then. UserError where it cannot be written.
+        With `overwrite`, a folder with other files is used too: files that the work writes are replaced, the others
+        stay. Raises StudyError for a folder with other files, of other work or inside of it, or of a later version.
+        Nothing is changed then. Raises UserError if it cannot be written.
         """
         if self.path.exists() and not self.path.is_dir():
             raise StudyError(f"{self.path} is a file. Choose another: out=FOLDER.")
-        place = Path(os.path.realpath(self.path))  # also of a link to itself
-        for around in place.parents:
-            if owner := kind_of(around):
-                raise StudyError(f"{self.path} lies in {around}, {_folder_of(owner)}. Choose another out=FOLDER.")
+        place = Path(os.path.realpath(self.path))  # works for a link to itself, too
+        for parent in place.parents:
+            if owner := kind_of(parent):
+                raise StudyError(f"{self.path} lies in {parent}, {_folder_of(owner)}. Choose another out=FOLDER.")
         others = [] if overwrite else _others(self.path)
-        if kind_of(self.path) is None:  # asked last: meanwhile the same command may have begun in another process
+        if kind_of(self.path) is None:  # last: meanwhile the same command may run in another process
             if others:
                 more = f" and {len(others) - 1} more" if others[1:] else ""
                 raise StudyError(f"{self.path} has files that hwnas did not make ({others[0]}{more}). Choose another "
@@ -77,12 +76,12 @@ class WorkFolder:
         return self.check()
 
     def check(self) -> Self:
-        """Itself; StudyError unless the folder is of this kind, UserError when it is read-only or the disk is full."""
+        """Return itself. Raises StudyError unless it is of this kind, UserError if it is read-only or the disk full."""
         if (owner := kind_of(self.path)) != self.kind:
             raise StudyError(f"{self.path} is {_folder_of(owner)}. Choose another out=FOLDER." if owner else
                              f"{self.path} is not the folder of a {self.kind}.")
         try:  # to fail now, in one line, rather than after hours of training
-            with TemporaryFile(dir=self.path) as probe:  # which has no name, so that a kill leaves nothing
+            with TemporaryFile(dir=self.path) as probe:  # a file without a name: a kill leaves nothing
                 probe.write(bytes(_PROBE_BYTES))
                 probe.flush()
                 os.fsync(probe.fileno())
@@ -93,32 +92,32 @@ class WorkFolder:
 
     def hold(self, work: str, say: Callable[[str], None] | None = None, wait: bool = True
              ) -> AbstractContextManager[bool]:
-        """A lock for one kind of `work` in the folder, see `locks.hold`; `say` is told that another process has it."""
-        told = None if say is None else lambda: say(f"another process works in {self.path}; waiting")
-        return hold(self.path / f".{work}.lock", told, wait=wait)
+        """Hold a lock for one kind of `work` in the folder, see `paths.hold`; `say` gets a line if it must wait."""
+        waiting = None if say is None else lambda: say(f"another process works in {self.path}; waiting")
+        return hold(self.path / f".{work}.lock", waiting, wait=wait)
 
     def _mark(self) -> None:
         """Write the marker, unless another process was first."""
-        beside = self.path / f"{NAME}.{os.getpid()}"
+        temporary = self.path / f"{NAME}.{os.getpid()}"
         try:
-            write_atomic(beside, json.dumps({**MARKER.header, "kind": self.kind, "hwnas": __version__}) + "\n")
-            try:
-                os.link(beside, self.path / NAME)
+            write_atomic(temporary, json.dumps({**MARKER.header, "kind": self.kind, "hwnas": __version__}) + "\n")
+            try:  # a link fails if the marker exists, so that exactly one process writes it
+                os.link(temporary, self.path / NAME)
             except FileExistsError:
                 pass
             except OSError:  # a file system without links
-                os.replace(beside, self.path / NAME)
+                os.replace(temporary, self.path / NAME)
         except OSError as error:
             raise unwritten(self.path / NAME, error) from error
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def check_replaceable(*paths: Path, begin: str = "hwnas") -> None:
-    """StudyError for a file that hwnas did not write: a command replaces results of its own only. UserError where
-    nothing can be written, before the work and not behind it; nothing is made.
+    """Raise StudyError for a file that hwnas did not write, because a command replaces only its own results. Raise
+    UserError if a file cannot be written, before the work and not after it; nothing is made.
 
-    Every document and picture of hwnas says so near its beginning. A table in CSV cannot: it begins with `begin`.
+    Every document and picture of hwnas names hwnas near its beginning. A CSV table cannot: it begins with `begin`.
     """
     for path in paths:
         make_writable(next(folder for folder in path.absolute().parents if os.path.lexists(folder)))
@@ -133,13 +132,13 @@ def check_replaceable(*paths: Path, begin: str = "hwnas") -> None:
 
 
 def kind_of(folder: Path) -> str | None:
-    """The kind of work that a folder belongs to, None for a folder that hwnas did not make. StudyError for a marker of
-    a later version."""
+    """Return the kind of work that a folder belongs to; None for a folder that hwnas did not make. Raises StudyError
+    for a marker of a later version."""
     return str(MARKER.read(folder / NAME).get("kind")) if os.path.lexists(folder / NAME) else None
 
 
 def _others(path: Path) -> list[str]:
-    """Names in a folder that hwnas does not leave itself."""
+    """Return the names in a folder that hwnas does not leave itself."""
     try:
         return sorted(name for name in os.listdir(path) if not _PASSING.fullmatch(name))
     except FileNotFoundError:
@@ -169,7 +168,7 @@ class Content:
 
     @classmethod
     def of(cls, path: Path) -> Content | None:
-        """The content of a file; None where there is no regular file. UserError where it cannot be read."""
+        """Return the content of a file; None without a regular file. Raises UserError if it cannot be read."""
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
@@ -184,11 +183,11 @@ class Content:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of one model folder by name, the fingerprint of what decides the weights, and what parity saw.
+    """The files of one model folder by name, the fingerprint of what decides the weights, and the figures of parity.
 
-    `parity` is empty where no export was checked, `quantisation` (how the int8 file was made) where there is no such
-    file or an earlier version made it. `exports` names what decides the files that are made of the weights. A manifest
-    tells damage and mix-ups, not intent: who can write the folder can write the manifest, too.
+    `parity` is empty if no export was checked. `quantisation` says how the int8 file was made; it is empty without such
+    a file, or if an earlier version made it. `exports` names what decides the files that are made of the weights. A
+    manifest shows damage and mix-ups, not intent: a person who can write the folder can write the manifest, too.
     """
 
     recipe: str
@@ -199,7 +198,7 @@ class Manifest:
 
     @classmethod
     def find(cls, folder: Path) -> Manifest | None:
-        """The manifest in `folder`, None where there is none; StudyError for one that is torn or of a later version."""
+        """Return the manifest in `folder`, or None. Raises StudyError if it is torn or of a later version."""
         path = folder / MANIFEST
         data = MANIFESTS.find(path)
         if data is None:
@@ -214,7 +213,7 @@ class Manifest:
     @classmethod
     def write(cls, folder: Path, paths: Iterable[Path], recipe: str, parity: Mapping[str, float] | None = None,
               quantisation: Mapping[str, Any] | None = None, exports: str = "") -> None:
-        """Say in `folder` that those of `paths` that are files are finished."""
+        """Write in `folder` that all files among `paths` are finished."""
         files = {path.name: asdict(content) for path in paths if (content := Content.of(path)) is not None}
         data = {**MANIFESTS.header, "recipe": recipe, "parity": dict(parity or {}), "files": files,
                 **({"quantisation": dict(quantisation)} if quantisation else {}),
@@ -222,27 +221,28 @@ class Manifest:
         write_atomic(folder / MANIFEST, json.dumps(data, indent=1) + "\n")
 
     def fault(self, path: Path) -> str:
-        """Why `path` is not the file that was made, as a sentence without a full stop; empty where it is."""
-        made, now = self.files.get(path.name), Content.of(path)
-        if made is None:
+        """Return why `path` is not the file that was made, as a sentence without a full stop; empty if it is."""
+        recorded, current = self.files.get(path.name), Content.of(path)
+        if recorded is None:
             return f"{path.name} is not in {MANIFEST}: its making did not come to an end"
-        if now == made:
+        if current == recorded:
             return ""
-        if now is None:
+        if current is None:
             return f"{path.name} is missing"
-        how = f"{now.size} bytes, was {made.size}" if now.size != made.size else \
-            f"SHA-256 {now.sha256[:12]}…, was {made.sha256[:12]}…"
+        how = f"{current.size} bytes, was {recorded.size}" if current.size != recorded.size else \
+            f"SHA-256 {current.sha256[:12]}…, was {recorded.sha256[:12]}…"
         return f"{path.name} is not the file that was made: {how}"
 
     def faults(self, *needed: Path) -> list[str]:
-        """`fault` of every `needed` file, and of those listed that lie in the same folder and differ."""
+        """Return each `fault` of the `needed` files, and of the other listed files that are in the same folder."""
         folder = needed[0].parent
+        # A name with a path in it, which somebody else may have written, is not followed.
         others = [folder / name for name in self.files if (folder / name).name == name and (folder / name).exists()]
         return [text for path in dict.fromkeys([*needed, *others]) if (text := self.fault(path))]
 
 
 _NAMED = ({"name?": str}, None)
-_OPTIONAL = {  # what is read from any run, be it unfinished
+_OPTIONAL = {  # what is read from any run, also an unfinished one
     "target?": ({"name?": str, "targets?": [{"name?": str}]}, None), "host?": _NAMED, "created?": str, "runtime?": str,
     "searched_for?": str,
     "verified_here?": bool, "verified_from?": str,
@@ -276,7 +276,7 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """The path of a file below the folder whose attribute this is."""
+    """A file's name. As an attribute of a folder it gives the path of the file in it."""
 
     name: str
 
@@ -286,7 +286,7 @@ class _Inside:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """`models/<id>/`: one network and what was made of it."""
+    """The folder `models/<id>/`: one network and the files that were made of it."""
 
     path: Path
 
@@ -300,7 +300,7 @@ class ModelFolder:
     manifest = _Inside(MANIFEST)  # size and SHA-256 of the files above but the card's, written last
 
     def deployed(self, precision: str) -> Path:
-        """The file that a target of this precision runs."""
+        """Return the file that a target of this precision runs."""
         return self.int8 if precision == "int8" else self.onnx
 
 
@@ -317,9 +317,9 @@ class RunFolder(WorkFolder):
     front_json = _Inside("front.json")
     comparisons = _Inside("comparisons.json")
     spent = _Inside("spent.json")  # seconds that all commands of the run have taken, for budget.minutes
-    session = _Inside("session.json")  # how fast the machine was beside its latency table when the search began
+    session = _Inside("session.json")  # the machine's speed against its latency table, at the start of the search
     latencies = _Inside("latencies.json")  # a latency table: networks that a race has timed
-    deployments = _Inside("deployments.json")  # those of a set of targets that the search chooses among
+    deployments = _Inside("deployments.json")  # the targets of a set that the search uses
     measurements = _Inside("measurements.json")  # raw samples of the verification
     predictions = _Inside("predictions.npz")  # each network's answer to each test image
     confidences = _Inside("confidences.npz")  # each network's answers to validation images, and how sure it was
@@ -329,17 +329,17 @@ class RunFolder(WorkFolder):
     report = _Inside("report.html")
     front_png = _Inside("front.png")
     front_svg = _Inside("front.svg")
-    lines = _Inside("lines")  # folder of weights that a search trains; those of the finalists stay
+    lines = _Inside("lines")  # folder of weights that a search trains; the finalists' weights stay
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], overwrite: bool = False) -> RunFolder:
-        """Make the folder, or take up an existing one, see `WorkFolder.take_up`."""
+        """Make the folder, or go on with an existing one, see `WorkFolder.take_up`."""
         return cls(Path(path)).take_up(overwrite)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], write: bool = True) -> RunFolder:
-        """The folder of an existing run; StudyError when it is none. With `write`, UserError when it cannot be
-        written."""
+        """Return the folder of an existing run. Raises StudyError if it is none and, with `write`, UserError if it
+        cannot be written."""
         run = cls(Path(path))
         if run.config.is_file() and run.environment.is_file() and kind_of(run.path) is None:
             raise StudyError(f"{path} has the files of a run, but {NAME} is missing, which a copy by * leaves out. "
@@ -350,19 +350,19 @@ class RunFolder(WorkFolder):
         return run.check() if write else run
 
     def model(self, id: str) -> ModelFolder:
-        """`models/<id>/`; StudyError for an id that is no plain name."""
+        """Return the folder `models/<id>/`. Raises StudyError for an id that is no plain name."""
         if not _SAFE_ID.fullmatch(id):
             raise StudyError(f"{self.path}: network id {id!r} is not a plain name.")
         return ModelFolder(self.path / "models" / id)
 
     def write_trials(self, trials: Iterable[Mapping[str, Any]]) -> None:
-        """`trials.csv`: one line a trial, columns in the order they first appear."""
+        """Write `trials.csv`: one line for each trial, columns in the order in which they first appear."""
         write_atomic(self.trials_csv, table_csv(list(trials)))
 
     def read_trials(self) -> list[dict[str, Any]]:
-        """Rows of `trials.csv` with the types of TRIALS; no rows when there is no file.
+        """Return the rows of `trials.csv` with the types of TRIALS; no rows if there is no file.
 
-        StudyError names line and column of a cell that cannot be read.
+        Raises StudyError with the line and column of a cell that cannot be read.
         """
         if not self.trials_csv.exists():
             return []
@@ -380,20 +380,23 @@ class RunFolder(WorkFolder):
         write_atomic(path, out.getvalue())
 
     def read_predictions(self) -> dict[str, NDArray[Any]]:
-        """`predictions.npz`: `labels` and an array for each network id, in the order of the test set: classes [n],
-        int32, or confidences [n, classes] or objects [n, most, k], float32. StudyError when it cannot be read."""
+        """Return `predictions.npz`: `labels` and an array for each network id, in the order of the test set.
+
+        An array has classes [n], int32, or float32: confidences [n, classes] or objects [n, most, k]. Raises StudyError
+        if the file cannot be read.
+        """
         try:
-            held = read_npz(self.predictions, self.predictions.stat().st_size)
+            arrays = read_npz(self.predictions, self.predictions.stat().st_size)
         except (OSError, ValueError) as error:
             raise StudyError(f"cannot read {self.predictions}: {error}.") from None
-        kinds = {(str(array.dtype), array.ndim) for array in held.values()}
+        kinds = {(str(array.dtype), array.ndim) for array in arrays.values()}
         are_answers = kinds <= {("int32", 1)} or kinds <= {("float32", 2), ("float32", 3)}
-        if not are_answers or len({len(array) for array in held.values()}) > 1:
+        if not are_answers or len({len(array) for array in arrays.values()}) > 1:
             raise StudyError(f"cannot read {self.predictions}: it holds no answers to the same images.")
-        return held
+        return arrays
 
     def write_json(self, path: Path, data: Any) -> None:
-        """Any of the `.json` files; NaN becomes null, so that every JSON reader takes it.
+        """Write any of the `.json` files; NaN becomes null, so that every JSON reader takes it.
 
         The many raw samples of measurements.json are written without spaces.
         """
@@ -401,18 +404,18 @@ class RunFolder(WorkFolder):
         write_atomic(path, json.dumps(finite(data), allow_nan=False, **form) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
-        """`environment.json`; StudyError where it is missing, torn or of another version."""
+        """Return `environment.json`. Raises StudyError if it is missing, torn, incomplete or of a later version."""
         content = ENVIRONMENT.read(self.environment)
         with ENVIRONMENT.reading(self.environment):
             check_shape(content, _WHOLE)
             return content
 
     def find_environment(self) -> dict[str, Any]:
-        """`environment.json`, also of an unfinished run, which may lack any key; {} where there is none."""
+        """Return `environment.json`, also of an unfinished run, which may lack any key; {} if there is none."""
         return ENVIRONMENT.find(self.environment) or {}
 
     def read_comparisons(self) -> list[dict[str, Any]]:
-        """`comparisons.json`, empty where there is none; StudyError when it is none."""
+        """Return `comparisons.json`; empty if there is none. Raises StudyError if it cannot be read."""
         try:
             content = read_json(self.comparisons) if self.comparisons.exists() else []
             check_shape(content, _COMPARISONS)
@@ -421,7 +424,7 @@ class RunFolder(WorkFolder):
         return list(content)
 
     def read_config(self) -> dict[str, Any]:
-        """`config.yaml` as plain values; StudyError when it is no mapping."""
+        """Return `config.yaml` as plain values. Raises StudyError if it is no mapping."""
         try:
             config = load_yaml(self.config_text())
         except ValueError as error:
@@ -431,13 +434,13 @@ class RunFolder(WorkFolder):
         return config
 
     def config_text(self) -> str:
-        """The text of `config.yaml`; StudyError when it cannot be read."""
+        """Return the text of `config.yaml`. Raises StudyError if it cannot be read."""
         try:
             return yaml_text(self.config)
         except (OSError, ValueError) as error:
             raise StudyError(f"cannot read {self.config}: {error}.") from None
 
     def write_config(self, config: Mapping[str, Any] | str) -> None:
-        """`config.yaml`: the composed configuration, as values or as YAML text."""
+        """Write `config.yaml`: the composed configuration, as values or as YAML text."""
         text = config if isinstance(config, str) else yaml.safe_dump(dict(config), sort_keys=False, width=110)
         write_atomic(self.config, text)

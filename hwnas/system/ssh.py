@@ -24,9 +24,9 @@ from typing import IO, Any
 
 from hwnas.errors import ConfigError, DeviceError
 
-_FAILED = 1  # what Python ends with where a program cannot run over there; its last line says why
+_FAILED = 1  # Python's exit code if a program cannot run over there; its last line says why
 _GRACE_S = 3.0
-CONNECT_S = 30  # to the other machine's first word, once it is reached
+CONNECT_S = 30  # seconds from the start of ssh to the program's marker
 MOST_LINE = 64 << 20  # bytes of one message
 _OPTIONS = ("-T", "-a", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15", "-o",
             "ServerAliveCountMax=4", "-o", "ClearAllForwardings=yes", "-o", "ControlMaster=no", "-o",
@@ -34,23 +34,23 @@ _OPTIONS = ("-T", "-a", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", 
 _ADDRESS = re.compile(r"(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})@"
                       r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,253}[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?")
 _PYTHON = re.compile(r"(?:~/)?[A-Za-z0-9_./+][A-Za-z0-9_./+-]{0,400}")
-_MOST_LINES = 50  # that are kept until somebody hears them
-_MOST_WORDS = 300  # letters of what another machine said, in a line for the user
-# The whole command stands in single quotes, and holds nothing that any login shell reads otherwise.
+_MOST_LINES = 50  # that are kept until they are read
+_MOST_WORDS = 300  # letters of another machine's text, in a line for the user
+# The code is in single quotes, and has nothing in it that some login shell reads in another way.
 _COMMAND = "{python} -c 'import sys; exec(sys.stdin.readline())'"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a device: user@host[:port], where the host may be a name of the user's ssh configuration; and its
-    Python there."""
+    """The address of a device, user@host[:port], and the command of its Python. The host may be a name of the user's
+    ssh configuration."""
 
     text: str
     python: str = "python3"
 
     @classmethod
     def read(cls, text: str, python: str = "python3") -> Address:
-        """ConfigError for anything that ssh or a shell could take for more than a name."""
+        """Return a checked address. Raises ConfigError for a text that ssh or a shell may take for more than a name."""
         if not (match := _ADDRESS.fullmatch(text)) or int(match["port"] or 22) > 65_535:
             raise ConfigError(f"device must be user@host or user@host:port, in letters, digits, dots and dashes, "
                               f"got {text[:100]!r}.")
@@ -75,16 +75,16 @@ class Address:
 
 
 class Connection:
-    """A program that runs over there until `close`: `lines` of what it says, an empty one at its end.
+    """A program that runs on another machine until `close`: `lines` has what it prints, an empty line at its end.
 
     Args:
-        address: Where it runs.
-        program: Python in one line, which finds `content`. It must print `marker` on a line of its own as soon as it
-            can hear; what a login shell prints before is passed over.
-        content: Anything.
+        address: The machine.
+        program: Python in one line, with the variables `content` and `marker`. It must print `marker` on a line of its
+            own as soon as it can read messages. The lines of a login shell before it are passed over.
+        content: Any bytes for the program.
 
     Raises:
-        ConnectionError: It does not run.
+        ConnectionError: The program does not run.
         DeviceError: There is no ssh here.
     """
 
@@ -96,15 +96,17 @@ class Connection:
         self.process = subprocess.Popen(
             [ssh, *_OPTIONS, *address.arguments, _COMMAND.format(python=address.python)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        # A thread for each output of ssh, so that neither fills up: errors go to `_said`, lines to `lines`.
         self.lines: queue.Queue[bytes] = queue.Queue(_MOST_LINES)
         self._address, self._said = address, deque[bytes](maxlen=_MOST_LINES)
         self._listener = threading.Thread(target=_read, args=(self.process.stderr, self._said.append, _MOST_WORDS),
                                           daemon=True)
         self._listener.start()
         threading.Thread(target=_read, args=(self.process.stdout, self.lines.put, MOST_LINE), daemon=True).start()
-        given, marker, until = base64.b64encode(content), secrets.token_hex(8), time.monotonic() + CONNECT_S
+        encoded, marker, until = base64.b64encode(content), secrets.token_hex(8), time.monotonic() + CONNECT_S
+        # The first line of its input is the program itself. Then wait for the marker, at most CONNECT_S.
         try:
-            self.write(f"import base64; content = base64.b64decode({given!r}); marker = {marker!r}; {program}")
+            self.write(f"import base64; content = base64.b64decode({encoded!r}); marker = {marker!r}; {program}")
             line = b""
             while not line.endswith(f"{marker}\n".encode()):
                 if not (line := self.lines.get(timeout=max(0.0, until - time.monotonic()))):
@@ -116,13 +118,13 @@ class Connection:
             raise
 
     def write(self, line: str) -> None:
-        """Write a line, which is given without its end. ConnectionError where nobody reads it any more."""
+        """Write a line, which is given without its end. Raises ConnectionError if nobody reads it any more."""
         self.process.stdin.write(line.encode() + b"\n")  # type: ignore[union-attr]
         self.process.stdin.flush()  # type: ignore[union-attr]
 
     def close(self) -> ConnectionError:
-        """End it: its input ends, and ssh with it, at the latest by a signal. Returns why it had ended by itself, in
-        one line."""
+        """End the program by the end of its input, and ssh with it, at the latest by a signal. Return an error that
+        says in one line why it ended before."""
         with contextlib.suppress(OSError):
             self.process.stdin.close()  # type: ignore[union-attr]
         try:
@@ -131,12 +133,12 @@ class Connection:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         self._listener.join(1.0)
-        said = b"".join(self._said).decode(errors="replace")
-        return ConnectionError(_why(said, self.process.returncode, self._address))
+        text = b"".join(self._said).decode(errors="replace")
+        return ConnectionError(_why(text, self.process.returncode, self._address))
 
 
 def _read(stream: IO[bytes], put: Callable[[bytes], object], most: int) -> None:
-    """Hand on every line of a stream, and an empty one at its end; one longer than `most` bytes comes in pieces."""
+    """Pass each line of a stream to `put`, an empty one at its end; a line of more than `most` bytes is divided."""
     with stream:
         while line := stream.readline(most):
             put(line)
@@ -144,7 +146,7 @@ def _read(stream: IO[bytes], put: Callable[[bytes], object], most: int) -> None:
 
 
 def one_line(value: Any, most: int | None = _MOST_WORDS) -> Any:
-    """Return plain values that another machine sent, each text as one line of at most so many printable letters."""
+    """Return plain values that another machine sent, each text as one line of at most `most` printable letters."""
     if isinstance(value, str):
         plain = value if value.isprintable() else "".join(letter if letter.isprintable() else " " for letter in value)
         return " ".join(plain.split())[:most]
@@ -154,7 +156,7 @@ def one_line(value: Any, most: int | None = _MOST_WORDS) -> Any:
 
 
 def _why(said: str, code: int, address: Address) -> str:
-    """The reason in ssh's words or the shell's, and what the user can do."""
+    """Return the reason in ssh's words or the shell's, and the user's next step."""
     lines = [one_line(line) for line in said.splitlines() if line.strip()]
     last, hand = lines[-1] if lines else f"ssh ended with exit code {code}", address.by_hand
     if code == _FAILED:
@@ -172,6 +174,7 @@ def _why(said: str, code: int, address: Address) -> str:
         return (f"{address} takes no key of yours ({last}), and passwords are not asked for. Let it take a key: "
                 f"{hand.replace('ssh', 'ssh-copy-id', 1)}")
     missing = [line for line in lines if re.search(r"not found|[Nn]o such file|[Uu]nknown command|[Pp]ermission", line)]
+    # A shell's code 127 means that a program is not found, 126 that it cannot be run.
     if code == 127 or (code == 126 and missing):
         return (f"{address} has no {address.python} to run ({(missing or [last])[0]}). Install Python 3.11 or newer "
                 "there, or name one: device_python=/path/to/python")

@@ -1,6 +1,6 @@
-"""Tables as CSV text, written and read by pandas with a type for each column, and plain values for JSON.
+"""The tables as CSV text, with a type for each column, and plain values for JSON.
 
-Arrays in .npy and .npz files are read without pickles, and held against the file's size before memory is taken.
+Arrays in .npy and .npz files are read without pickles, and compared with the file's size before memory is taken.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 Columns = Mapping[str, Any]  # type of each column: str, int, float or bool, or one of these or None
 _DTYPES = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}
 _BOOLEANS = {"true": True, "false": False}
-_BOUNDS = {int: 2**63, float: 1e300}  # pandas has no column of larger whole numbers; no axis holds larger others
+_BOUNDS = {int: 2**63, float: 1e300}  # pandas has no larger whole numbers, no axis larger floats
 _SHOWN = 40  # characters of a cell that an error shows
 MOST_TEXT = 32 << 20  # bytes of a table
 _MOST_CELLS = 8_000_000  # a line takes as much memory as 20 cells
 _LINE = 20
 
 
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # that a spreadsheet takes as it stands
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # a number to a spreadsheet, too
 
 def table_csv(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> str:
-    """CSV text of mappings: None as an empty cell, `true` and `false`, lists as JSON, floats to six digits.
+    """Return mappings as CSV text: None as an empty cell, `true` and `false`, lists as JSON, floats to six digits.
 
     Columns are `columns`, then others in the order in which they first appear.
     """
@@ -50,9 +50,9 @@ def table_csv(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) ->
 
 
 def shown_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """`table_csv` of names that anybody may have given, for people: a spreadsheet runs no cell (one that begins as a
-    formula, and is no number, gets an apostrophe before it), and a terminal obeys none (control characters are written
-    as escapes)."""
+    """Return `table_csv` of names that anybody may have chosen, safe to open. A text that begins as a formula, and is
+    no number, gets an apostrophe before it, so that a spreadsheet does not run it. Control characters become escapes,
+    so that a terminal does not obey them."""
     return table_csv([{key: _harmless(value) if isinstance(value, str) else value for key, value in row.items()}
                       for row in rows])
 
@@ -74,27 +74,27 @@ def _cell(value: Any) -> str:
 
 
 def table_text(path: Path) -> str:
-    """The text of a CSV file. OSError; ValueError when it is not UTF-8 or larger than a table may be."""
+    """Return the text of a CSV file. Raises OSError, or ValueError if it is not UTF-8 or larger than MOST_TEXT."""
     return read_bytes(path, MOST_TEXT).decode()
 
 
 def read_table(text: str, columns: Columns) -> list[dict[str, Any]]:
-    """Rows of a table by column, with the types that `columns` gives; other columns are text or None.
+    """Return the rows of a table by column, with the types that `columns` gives; other columns are text or None.
 
-    An empty cell is None, or "" where the type is `str`. ValueError names line and column of what cannot be read.
+    An empty cell is None, or "" if the type is `str`. Raises ValueError with the line and column of a wrong cell.
     """
     values = _values(text, columns)
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
 def read_frame(text: str, columns: Columns) -> pandas.DataFrame:
-    """The same as a frame of pandas' nullable types."""
+    """Return the table of `read_table` as a frame of pandas' nullable types."""
     return pandas.DataFrame({name: pandas.array(values, dtype=_DTYPES[_base(columns.get(name, str))])
                              for name, values in _values(text, columns).items()})
 
 
 def _values(text: str, columns: Columns) -> dict[str, list[Any]]:
-    """Values by column; ValueError for text that is no table, and for a cell of another type."""
+    """Return the values by column. Raises ValueError for text that is no table, and for a cell of another type."""
     lines, cells = list[list[str]](), 0
     try:
         for line in filter(None, csv.reader(io.StringIO(text, newline=""))):
@@ -112,7 +112,7 @@ def _values(text: str, columns: Columns) -> dict[str, list[Any]]:
 
 
 def _base(kind: Any) -> Any:
-    """`int` of `int | None`."""
+    """Return the type of a value beside None: `int` for `int | None`."""
     return next(part for part in get_args(kind) if part is not types.NoneType) if get_args(kind) else kind
 
 
@@ -122,7 +122,7 @@ def _value(cell: str, kind: Any, where: str) -> Any:
     base = _base(kind)
     try:
         value = _BOOLEANS[cell] if base is bool else base(cell)
-        if value != value and types.NoneType in get_args(kind):  # NaN: a value that there is not
+        if value != value and types.NoneType in get_args(kind):  # NaN: there is no value
             return None
         if base not in _BOUNDS or not abs(value) >= _BOUNDS[base]:
             return value
@@ -132,7 +132,7 @@ def _value(cell: str, kind: Any, where: str) -> Any:
 
 
 def finite(data: Any) -> Any:
-    """Plain values for JSON: no NaN, infinity, tuple or numpy scalar is left."""
+    """Return plain values for JSON: no NaN, infinity, tuple or numpy scalar is left."""
     if isinstance(data, Mapping):
         return {str(key): finite(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -143,14 +143,14 @@ def finite(data: Any) -> Any:
 
 
 _FREE = 512 << 20  # bytes that an archive may unpack to, whatever its size
-_MOST_PACKED = 100  # beyond that, how often larger than its file: images and labels shrink to a tenth at best
-_MOST_LETTER = 0x10FFFF
+_MOST_PACKED = 100  # beyond that, at most so many times the file's size: images and labels shrink to a tenth at best
+_MOST_LETTER = 0x10FFFF  # the last one of Unicode
 Arrays: TypeAlias = "dict[str, NDArray[Any]]"
 
 
 def read_npz(file: Path | IO[bytes], size: int) -> Arrays:
-    """Arrays of an .npz file of `size` bytes, by name. OSError; ValueError for anything that is none, holds objects, or
-    claims more than there is."""
+    """Return the arrays of an .npz file of `size` bytes, by name. Raises OSError, or ValueError if it is no such file,
+    holds objects, or claims more than it has."""
     arrays: Arrays = {}
     try:
         with zipfile.ZipFile(file) as archive:
@@ -158,7 +158,7 @@ def read_npz(file: Path | IO[bytes], size: int) -> Arrays:
             if sum(member.file_size for member in members) > max(_FREE, _MOST_PACKED * size):
                 raise ValueError("packed far too small for what it unpacks to")
             for member in members:
-                with archive.open(member) as part:
+                with archive.open(member) as part:  # before NumPy takes the memory that the header asks for
                     _check_header(part, member.file_size)
                 with archive.open(member) as part:
                     array = np.lib.format.read_array(part, allow_pickle=False)
@@ -171,7 +171,7 @@ def read_npz(file: Path | IO[bytes], size: int) -> Arrays:
 
 
 def map_npy(path: Path) -> NDArray[Any]:
-    """The array of an .npy file, mapped; raises what `read_npz` does."""
+    """Return the array of an .npy file, mapped into memory. Raises the errors of `read_npz`."""
     try:
         with open(path, "rb") as file:
             _check_header(file, path.stat().st_size)
@@ -183,20 +183,20 @@ def map_npy(path: Path) -> NDArray[Any]:
 
 
 def _check_header(file: IO[bytes], size: int) -> None:
-    """ValueError unless the header's shape and type are those of the `size` bytes."""
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    """Raise ValueError unless the array of the header's shape and type fills the rest of the `size` bytes."""
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)
-    if version not in read:
+    if version not in readers:
         raise ValueError(f"version {version} of the format")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a header that Python 2 wrote
-        shape, _, kind = read[version](file)
+        shape, _, kind = readers[version](file)
     if kind.hasobject or min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != size - file.tell():
         raise ValueError(f"{kind} of shape {shape} is not what the file holds"[:200])
 
 
 def _checked(array: NDArray[Any]) -> NDArray[Any]:
-    """The array, unless it holds letters that there are not."""
+    """Return the array. Raises ValueError if it has letters that Unicode does not have."""
     if array.dtype.kind == "U" and array.nbytes:
         codes = np.frombuffer(array.tobytes(), np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
         if codes.max() > _MOST_LETTER:
