@@ -27,7 +27,7 @@ from hwnas.cli.command import COMMANDS, GROUPS, compose, names_in, option_keys, 
 from hwnas.cli.options import flat_options
 from hwnas.cli.progress import open_console
 from hwnas.data.objects import list_sources, store_objects
-from hwnas.errors import ConfigError, DataError, StudyError, WorkerError, did_you_mean
+from hwnas.errors import ConfigError, DataError, StudyError, WorkerError, did_you_mean, kind_of
 from hwnas.front.comparison import DEPLOY
 from hwnas.front.pairs import load_pairs
 from hwnas.front.picture import front_figure
@@ -511,8 +511,8 @@ def _plain(value: Any, key: str) -> Any:
         return [_plain(each, key) for each in value]
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(value, str | bool | int | float | None):
-        raise ConfigError(f"{key} must be text, a number, True, False, None or a list of these, got a "
-                          f"{type(value).__name__}.")
+        raise ConfigError(f"{key} must be text, a number, True, False, None or a list of these, got "
+                          f"{kind_of(value)}.")
     return value
 
 

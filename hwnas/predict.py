@@ -7,7 +7,7 @@ draw=DIR writes the images with boxes. Images are prepared as the network's card
 run= takes the most accurate verified network, or id=ID, as its target runs it; so does the folder model=models/ID of a
 run. Any other model=, a file too, runs in ONNX Runtime, on every core. target=NAME runs either as that target does.
 
-id=FAST+ACCURATE of pairs.csv runs a pair: the second network answers where the first is not sure.
+id=FAST+ACCURATE of pairs.csv runs a pair: the second network answers if the first is not sure.
 
 A name that begins as a formula does gets an apostrophe before it, and control characters are written as escapes: no
 spreadsheet or terminal obeys them.
@@ -87,7 +87,8 @@ def run(config: Config, console: Console) -> None:
     if left_out:
         console.say(left_out_text(left_out))
     if options.draw and len({Path(entry.name).stem for entry in entries}) < len(entries):
-        raise ConfigError(f"draw={options.draw}: two of the images have the same name. Give those of one folder.")
+        raise ConfigError(f"draw={options.draw}: two of the images have the same name but for folder "
+                          "and ending. Give them one after the other.")
     with console.step("answer") as report:
         answers = list(classifier.answers(
             entries, skip=True, report=lambda n: report(n / len(entries), f"{n} of {len(entries)}")))

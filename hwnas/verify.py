@@ -1,7 +1,7 @@
 """Scores and times the finalists of a run, here or on a device: hwnas verify run=DIR
 
 Completes the front of a search that was made elsewhere, or times a front again. Everything it needs is in the run
-folder and the data set: dataset.root=DIR says where the images lie here.
+folder and the data set: dataset.root=DIR says where the images are here.
 """
 
 from __future__ import annotations

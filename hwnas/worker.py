@@ -1,8 +1,8 @@
 """Joins the search in a run folder as one more worker: hwnas worker run=DIR
 
-It takes the options from the folder's config.yaml, evaluates architectures until the search is done, and leaves the
-verification to the search itself, which starts such workers on its own (workers=N). A study outside the folder counts
-only when it is named (storage=URL); dataset.root=DIR says where the images lie here, pretrained.folder=DIR the weights.
+It takes the options from the folder's config.yaml and evaluates architectures until the search is done. The search
+itself verifies them, and starts such workers on its own (workers=N). A study outside the folder counts
+only when it is named (storage=URL); dataset.root=DIR says where the images are here, pretrained.folder=DIR the weights.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,10 @@ ELSEWHERE = {"infer_relative_search_space", "sample_relative", "sample_independe
              "reseed_rng", "get_trials"}
 # Names that hide the noun: a value is called by what it is.
 BLURRED = {"one", "found"}
+MOST_WORDS = 25  # of a sentence
+RIDDLES = re.compile(r"\b(told|tells?|stands?|lies?|hears?|heard|begun)\b", re.IGNORECASE)
+NOUN_FIRST = re.compile(r"(The|An?|These|Those|Its|Their|All|Every|Each|As|So|What|Whether|Where|How|Which)\b")
+PRINTED = {f"tasks/detection/boxes.py: {name}" for name in ("pick", "read_objects")}  # by cards, with their docstring
 
 
 @cache
@@ -65,6 +70,28 @@ def test_what_is_public_has_a_docstring() -> None:
     modules = [path for path, tree in trees().items() if not ast.get_docstring(tree)]
     assert not [*modules, *(f"{path}: {name}" for path, tree in trees().items()
                             for name in silent(tree.body, "", set()))]
+
+
+def sentences() -> Iterator[tuple[str, str]]:
+    """Sentences of docstrings, each with its place. A line that holds code, a table or a list is none."""
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) and (text := ast.get_docstring(node)):
+                prose = "\n".join("" if line.startswith((" ", "|")) else line for line in text.split("\n"))
+                for sentence in re.split(r"(?<=[.!?:;])\s+|\n\s*\n", re.sub(r"`[^`]*`", "it", prose)):
+                    yield f"{path}:{getattr(node, 'lineno', 1)}: {' '.join(sentence.split())}", sentence
+
+
+def test_docstrings_are_plain_sentences() -> None:
+    assert not [place for place, text in sentences() if RIDDLES.search(text)], "say is, says, returns, receives, if"
+    assert not [place for place, text in sentences() if len(text.split()) > MOST_WORDS], "make it two sentences"
+
+
+def test_functions_are_told_in_the_imperative() -> None:
+    places = [f"{path}: {node.name}" for path, tree in trees().items() for node in ast.walk(tree)
+              if isinstance(node, FUNCTIONS) and NOUN_FIRST.match(ast.get_docstring(node) or "")
+              and not any("property" in ast.unparse(each) for each in node.decorator_list)]
+    assert {*places} <= PRINTED
 
 
 def test_no_name_hides_its_noun() -> None:

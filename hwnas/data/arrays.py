@@ -197,7 +197,7 @@ def read_parts(arrays: Mapping[str, Any], where: str) -> dict[str, NDArray[Any]]
         DataError: Something is missing, or makes no sense.
     """
     # 1. Give each array its name in LAYOUT.
-    arrays = {NAMES.get(name, name): array for name, array in arrays.items()}
+    arrays = name_arrays(arrays, where)
     for name in _CALLED:
         if name in arrays and np.ndim(arrays[name]) == 1 and np.asarray(arrays[name]).dtype.kind in "UO":
             arrays.setdefault("class_names", arrays[name])
@@ -219,13 +219,27 @@ def read_parts(arrays: Mapping[str, Any], where: str) -> dict[str, NDArray[Any]]
         if image_names == [f"{part}_images"]:
             images[image_names[0]] = read_pixels(arrays[image_names[0]], f"{where}: {image_names[0]}")
         else:
-            images |= {f"{part}_{name}": arrays[f"{part}_{name}"] for name in _FILES}
+            file_arrays = [f"{part}_{kind}" for kind in _FILES]
+            if missing := [name for name in file_arrays if name not in arrays]:
+                raise DataError(f"{where}: {part}_ends without {missing[0]}. Give all of {', '.join(file_arrays)}.")
+            images |= {name: arrays[name] for name in file_arrays}
         counts[part] = len(images[image_names[0]])
     if "train" not in labels:
         raise DataError(f"{where}: no images and labels; there is {', '.join(sorted(arrays)) or 'nothing'}. "
                         f"It must hold {LAYOUT}.")
     names, numbers = number_labels(labels, counts, where, arrays.get("class_names"))
     return {**images, **{f"{part}_labels": array for part, array in numbers.items()}, "class_names": np.asarray(names)}
+
+
+def name_arrays(arrays: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return arrays by their names in LAYOUT. Raises DataError if two of them have the same name there."""
+    named: dict[str, Any] = {}
+    for name, array in arrays.items():
+        ours = NAMES.get(str(name), str(name))
+        if ours in named:
+            raise DataError(f"{where}: {name!r} is another name of {ours}, which is there already. Give one of them.")
+        named[ours] = array
+    return named
 
 
 # Other names of arrays: without a part, as Keras has them, and with other words for validation.

@@ -108,8 +108,8 @@ def _write_list(place: Path, files: Mapping[str, str]) -> None:
 
 def remove_oldest(folder: Path, pattern: str, most: int) -> None:
     """Remove the oldest files, each with the .json file beside it, until `most` are left."""
-    for path in sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns)[:-most]:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # another process may remove them at the same time
+        for path in sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns)[:-most]:
             path.unlink(missing_ok=True)
             path.with_suffix(".json").unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.arrays import LAYOUT, NAMES, identity_of, read_parts
+from hwnas.data.arrays import LAYOUT, NAMES, identity_of, name_arrays, read_parts
 from hwnas.data.decoding import LazyImage, Source
 from hwnas.data.folder import ALIASES, EXTENSIONS, PART_OF, Entry, image_files, open_image
 from hwnas.data.forms import CHANNELS, as_array, as_bytes, is_torch, number_labels, order_axes, read_pixels
@@ -92,9 +92,8 @@ def _find_arrays(data: Any) -> dict[str, Any]:
                              key=lambda name: name in PART_OF):
             raise DataError(f"data has no part called {unknown[0]!r}.{did_you_mean(str(unknown[0]), PART_OF)} Write "
                             f"{{'train': …, 'validation': …, 'test': …}}, or arrays: {LAYOUT}.")
-        by_name = {NAMES.get(str(name), str(name)): value for name, value in data.items()}
         arrays: dict[str, Any] = {}
-        for name, value in by_name.items():
+        for name, value in name_arrays(data, _WHERE).items():
             arrays |= _read_images(value, name.removesuffix("_images")) if name.endswith("_images") else {name: value}
         return arrays
     # 2. All other forms are divided into parts first.
@@ -123,6 +122,8 @@ def _name_labels(parts: Mapping[str, Pairs], arrays: Mapping[str, Any]) -> dict[
 
 def _find_parts(data: Any) -> dict[str, Pairs]:
     if isinstance(data, Mapping) and not _is_set(data):
+        if len({PART_OF[name] for name in data}) < len(data):
+            raise DataError(f"data has two names of one part: {', '.join(map(repr, data))}. Give each part once.")
         return {PART_OF[name]: _read_set(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
         if len(data) in (2, 3) and all(map(_is_set, data)):

@@ -339,7 +339,8 @@ class _Calls(NamedTuple):
         own: The logarithm of the time in ms in which the process ran.
         core: The core's slowdown beside the call, in logarithms.
         since: The number of calls since another process cut into the turn (0: into this very call; FAR: never).
-        counts: Whether it counts: the caches are warm, and the probe was not read right before it if calls are short.
+        counts: True for calls that count: the caches are warm and, if calls are short, the probe was not read right
+            before.
     """
 
     own: np.ndarray

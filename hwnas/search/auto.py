@@ -161,13 +161,25 @@ def tell_choice(chosen: Sequence[Contender], timed: Sequence[Contender], cap_ms:
     if len(timed) == 1:
         return f"around={AUTO} is around={timed[0].name}: there is no other network to choose."
     others = sorted((each for each in timed if each not in chosen), key=lambda each: -each.top1)
-    rest = f". Left out: {_list_few([*map(str, others)])}" if others else ""
+    reasons = [f"{other}, as {_why_left(other, chosen, timed, cap_ms)}" for other in others]
+    rest = f". Left out: {_list_few(reasons)}" if others else ""
     over = "; none keeps the cap, and it is the fastest" if cap_ms and chosen[0].latency_ms > cap_ms else ""
     names = [str(each) for each in chosen]
     joined = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
     under = f" under the cap of {cap_ms:g} ms" if cap_ms and not over else ""
     return (f"around={AUTO} chose {joined} of {count(len(timed), 'network')} that were timed, for their front of top-1 "
             f"and latency{under}, each of another family, {MOST} at most or as many as there is time for{over}{rest}.")
+
+
+def _why_left(other: Contender, chosen: Sequence[Contender], timed: Sequence[Contender], cap_ms: float | None) -> str:
+    """Return why a timed network was not chosen."""
+    if cap_ms is not None and other.latency_ms > cap_ms:
+        return "it is over the cap"
+    for each in sorted(timed, key=lambda each: -each.top1):
+        if each is not other and each.top1 >= other.top1 and each.latency_ms <= other.latency_ms:
+            return f"{each.name} is no slower and no less accurate"
+    kin = next((each.name for each in chosen if each.family == other.family), "")
+    return f"{kin} is of its family" if kin else "there is no place or time for more networks"
 
 
 def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, target: Target, seed: int

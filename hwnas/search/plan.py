@@ -214,6 +214,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     if not trials_only:  # a misspelt name is answered before networks are timed, fetched or traced
         check_names(options.baselines or ())
     if options.around == AUTO:
+        _check_no_estimates(config, options)
         options = _choose(options, info, deployments, recipe, console)
     space, starts = _space(options, info, console)
     _check_head(space, info)
@@ -222,6 +223,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     # Networks that are cut from others race; all others are estimated.
     accuracy = RACE if space.arounds else options.accuracy or PROXY
     if accuracy == RACE:
+        _check_no_estimates(config, options)
         _check_race(options, space, at_hand or trials_only, console)
     else:
         check_controls(options, space)
@@ -314,7 +316,6 @@ def _check_race(options: PlanOptions, space: SearchSpace, can_time: bool, consol
     if not space.arounds:
         raise ConfigError(f"accuracy=race: space {space.name} is cut from no network, and a race begins with one and "
                           "its obvious cuts. Add around=NAME, or leave accuracy out.")
-    _check_no_estimates(options)
     if options.n_trials is not None and options.n_trials < len(space.known):
         names = ", ".join([*space.known][:6]) + ", …" * (len(space.known) > 6)
         raise ConfigError(f"n_trials={options.n_trials}: a race begins with the {len(space.known)} networks that are "
@@ -324,8 +325,13 @@ def _check_race(options: PlanOptions, space: SearchSpace, can_time: bool, consol
                           "over ssh: device=user@host; or run the search over there.")
 
 
-def _check_no_estimates(options: PlanOptions) -> None:
+def _check_no_estimates(config: Config, options: PlanOptions) -> None:
     """Raise ConfigError for options of a search by estimates."""
+    if config.get(PROXY):
+        raise ConfigError(f"{PROXY}.{next(iter(config[PROXY]))}: a race estimates nothing. Leave {PROXY} out; "
+                          "finalists.recipe has the options of its trainings.")
+    if options.max_asks is not None:
+        raise ConfigError(f"max_asks={options.max_asks}: a race asks no sampler. Leave max_asks out.")
     if options.accuracy not in (None, RACE):
         raise ConfigError(f"accuracy={options.accuracy}: cuts of a network race, and a race estimates nothing. Leave "
                           "accuracy out.")
@@ -353,10 +359,10 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
     px = options.dataset.get("image_size")
     if options.around is None:
         space = load_space(options.space, info.channels, info.classes, px)
-        found = {around: _start(around, options, console,
-                                partial(find_start, around, options.pretrained, info.channels))
-                 for around in space.arounds}
-        return space, {around: start for around, start in found.items() if start is not None}
+        optional = {around: _start(around, options, console,
+                                   partial(find_start, around, options.pretrained, info.channels))
+                    for around in space.arounds}
+        return space, {around: start for around, start in optional.items() if start is not None}
     if options.pretrained.file is not None and len(options.arounds) > 1:
         raise ConfigError(f"pretrained.file={options.pretrained.file} is of one network, and around names several. "
                           "Give pretrained.folder=DIR with a file for each.")
@@ -387,7 +393,6 @@ def _out_of(options: PlanOptions, space: str, info: DatasetInfo) -> Path:
 def _choose(options: PlanOptions, info: DatasetInfo, deployments: Sequence[Deployment], recipe: Recipe,
             console: Console) -> PlanOptions:
     """Return the options with names for `around=auto`: the networks of the run folder, or newly chosen ones."""
-    _check_no_estimates(options)
     out = _out_of(options, f"around_{AUTO}", info)
     # A search that goes on keeps its networks.
     names = _listed(RunFolder(out).read_config().get("around")) if RunFolder(out).config.is_file() else ()
@@ -551,13 +556,13 @@ def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, t
     if not options.pretrained.asked:
         return list(baselines)
     names = list(dict.fromkeys(baseline.name for baseline in baselines))
-    found = find_some(names, options.pretrained, images.channels)
-    if missing := [name for name in names if name not in found]:
+    starts = find_some(names, options.pretrained, images.channels)
+    if missing := [name for name in names if name not in starts]:
         console.note(f"no pretrained weights of {', '.join(missing)}: trained from scratch")
     if unused := _unheard(options.finalists.recipe, task.recipe):
         console.note(f"finalists.recipe: {unused} does not count for networks with pretrained weights, which keep "
                      "their own recipe's")
-    changed = [replace(each, pad_type=found[each.name][1], pretrained=found[each.name][0]) if each.name in found
+    changed = [replace(each, pad_type=starts[each.name][1], pretrained=starts[each.name][0]) if each.name in starts
                else each for each in baselines]
     # Weights that do not fit are refused now, not after the trials.
     for baseline in {each.name: each for each in reversed(changed) if each.pretrained is not None}.values():

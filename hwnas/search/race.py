@@ -1,7 +1,7 @@
 """The race around pretrained networks: which is trained next, for how long, from whose weights, and which is dropped.
 
-A line is a network in training. Training steps are scarce, so few networks share them. How the seconds are divided
-follows from what was learnt so far. The file has the order of the rungs:
+A line is a network in training. Training steps are scarce, so few networks share them. The division of
+the seconds follows from what was learnt so far. The file has the order of the rungs:
 
     known      The obvious networks, the whole one and its obvious cuts, get a fitted classifier
                (`training/classifier.py`) and no step; then some of them on smaller images. Networks that a faster one

@@ -200,7 +200,8 @@ class ObviousCuts(Explorer):
         if (begun.first_threads or 1 << 30) > max(plan.workers, plan.options.threads):  # or with more cores
             threads, speedup = self._threads_of_first(length.step_s, console)
             length = replace(length, first_threads=threads, speedup=speedup)
-        return replace(length, until=Deadline.after(self._seconds(begun.parts)), making_s=self._export_s())
+        parts = min(begun.parts, plan.parts)  # a lower finalists.k counts from now on
+        return replace(length, parts=parts, until=Deadline.after(self._seconds(parts)), making_s=self._export_s())
 
     def _seconds(self, n_raced: int) -> float:
         """Return the seconds for training, without exporting, scoring and timing the baselines and `n_raced` lines."""

@@ -352,6 +352,8 @@ def wrong(y: Any) -> tuple[Any, Any]:
     (Stream(), r"a Stream, which has no length.*data=\[\*data\]"),
     (Pairs(lambda row: (Image.open(Path("nowhere.png")), 0)), "item 0 cannot be read .*nowhere"),
     ({"train": (X, Y), "dev": (X, Y)}, "no part called 'dev'"),
+    ({"train": (X, Y), "val": (X, Y), "validation": (X, Y)}, "two names of one part"),
+    ({"x_train": X, "train_images": X, "y_train": Y}, "another name of train_images"),
     (pd.DataFrame(np.zeros((9, 785), int)), "There are 0, 1, 2, 3, 4, 5, 6, 7, 8 and 776 more"),
     (Pairs(lambda row: (X[row], Y[row], row)), "item 0 is 3 values"),
     (Pairs(lambda row: X[row]), "item 0 is a ndarray"),

@@ -236,7 +236,8 @@ def test_a_worker_that_comes_before_the_race_is_told_so(home, tmp_path, monkeypa
     ([f"around=[{NAME},test_resnet]", "pretrained.file={folder}/study.db"], "is of one network"),
     (["image_sizes=[64]"], "larger than the search's images"),
     (["around=null", "space=mnasnet_small", "accuracy=race"], "space mnasnet_small is cut from no network"),
-    (["accuracy=proxy"], "a race estimates nothing"),
+    (["accuracy=proxy"], "a race estimates nothing"), (["proxy.epochs=2"], "a race estimates nothing"),
+    (["max_asks=9"], "a race asks no sampler"),
     (["host=another"], "another")])
 def test_what_cannot_be_cut_or_raced_is_one_line(home, tmp_path, capsys, change, said):
     (tmp_path / "study.db").touch()

@@ -94,6 +94,7 @@ def test_the_front_of_what_can_be_cut_races_and_goes_on_with_the_same_networks(h
     assert all(name in said for name in (*TIMES, "mobilenetv2_035"))
     assert "mobilenetv2_035: its top-1 is not published" in said
     assert "% published for timm's weights" in said, "nothing says whose weights lie there"
+    assert re.search(r"test_resnet [^;]*, as resnet10t is no slower and no less accurate", said)
     RunFolder.create(out).write_config(plan.yaml)
     keep({"test_efficientnet": 10.0})
     again = plan_of(f"out={out}")

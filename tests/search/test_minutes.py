@@ -99,6 +99,12 @@ def test_the_most_steps_fit_and_one_more_does_not(workers: int) -> None:
     assert PACE.most_steps(asked, 1.0, workers, 500) == 0
 
 
+def test_steps_that_a_trial_has_done_leave_time_for_more() -> None:
+    asked, pace = networks("slow"), replace(PACE, done={"slow": 80})  # 159 steps are trained anew, of 160 only half
+    assert pace.seconds(asked, 160, 1) < pace.seconds(asked, 159, 1)
+    assert pace.most_steps(asked, pace.seconds(asked, 180, 1), 1, 500) == 180
+
+
 def test_a_network_that_cannot_be_trained_ends_no_search_and_counts_as_slow(monkeypatch):
     def fail(network: Any, making: Any) -> float:
         raise TrainingError("the loss is not finite")
