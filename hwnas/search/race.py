@@ -11,9 +11,10 @@ the seconds follows from what was learnt so far. The file has the order of the r
     finish     Its rate falls to zero, at the end with int8's rounding if that would cost accuracy. The others train in
                a single leg each: from trained weights if only the images are smaller, otherwise from their own.
 
-Of networks that are about as fast, the one with the most multiply-adds is trained. Their number follows from the steps
-that each must have. Nothing here trains, measures or writes: the lines in the study decide everything. So all processes
-come to the same decision, and a killed race goes on at the same point. The reasons are in docs/decisions/race.md.
+Of networks on smaller images that are about as fast, the one that promises the most top-1 is judged. The number of
+trained networks follows from the steps that each must have. Nothing here trains, measures or writes: the lines in the
+study decide everything. So all processes come to the same decision, and a killed race goes on at the same point. The
+reasons are in docs/decisions/race.md.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ FITTED_STEPS = 250  # that a network will have at most, for it to keep the fitte
 ENOUGH_STEPS = 60  # of each network after the first: if fewer would be left, there are fewer networks
 FEWEST = 3  # networks, with the first
 LEAST_JUDGED = 5  # networks on smaller images that are timed and judged, at least
+FADING = 0.1  # exponent of the image's side in the top-1 that a network is judged to have
 SMALLER = 3 / 4  # of an image's side is that of the next smaller images that are judged, at most
 WARMUP = 40  # steps of a leg that starts from other weights than the line had
 LEAST_STEPS = 20  # of any leg
@@ -175,8 +177,9 @@ class Race:
         judged = [line for line in self._judged if line.id in known_ids]
         beaten = self._beaten(judged)
         full = [line for line in judged if line.number not in beaten]
-        able = [each for line in full for each in self._steps_down(line.architecture) if course.is_allowed(each)]
-        if not able:
+        promise = {each: self._promise(line, each) for line in full for each in self._steps_down(line.architecture)
+                   if course.is_allowed(each)}
+        if not (able := [*promise]):
             return iter(())
         # Guess the latency of all, by the known networks that were timed.
         guessed = guess_ms(able, [line.architecture for line in timed], [line.latency_ms for line in timed])
@@ -189,9 +192,17 @@ class Race:
         if n < 2 * len(groups):  # each group needs a fast network, too
             groups = [able]
         chosen = [network for group in groups for network in spread_over_latency(
-            group, lambda each: guessed_ms[each.id], n // len(groups), full[0].latency_ms)]
+            group, lambda each: guessed_ms[each.id], promise.__getitem__, n // len(groups), full[0].latency_ms)]
         course.predict(chosen)  # so that all of them are timed together
         return filter(course.is_allowed, chosen)
+
+    def _promise(self, line: Line, network: Architecture) -> float:
+        """Return what tells a line's network on smaller images from others that are as fast: the top-1 that it would be
+        judged to have, by that of the line; its multiply-adds if the weights are random."""
+        right = line.right_after(KNOWN) if self.course.is_pretrained else None
+        if right is None:
+            return float(network.macs)
+        return float(right.mean() * (network.image_size / line.px) ** FADING)
 
     def _steps_down(self, network: Architecture) -> Iterator[Architecture]:
         """Yield the network on smaller images, each at most `size_step` times the last, and on the smallest."""

@@ -38,16 +38,16 @@ def _costs_of(networks: Sequence[Architecture]) -> NDArray[np.float64]:
     return np.array(rows, float)
 
 
-def spread_over_latency(networks: Sequence[Architecture], latency_ms: Callable[[Architecture], float], n: int,
-                        bound_ms: float) -> list[Architecture]:
+def spread_over_latency(networks: Sequence[Architecture], latency_ms: Callable[[Architecture], float],
+                        promise: Callable[[Architecture], float], n: int, bound_ms: float) -> list[Architecture]:
     """Choose at most `n` networks that are spread over the logarithm of latency, from the fastest to `bound_ms`.
 
-    A network counts if none that is as fast has as many multiply-adds. Each of `n` equal parts of the range gives the
-    network with the most. The first part gives its fastest one: nothing else keeps a tight cap. Slowest first.
+    A network counts if none that is as fast promises as much. Each of `n` equal parts of the range gives the network
+    that promises the most. The first part gives its fastest one: nothing else keeps a tight cap. Slowest first.
     """
     front: list[Architecture] = []
-    for each in sorted(networks, key=lambda each: (latency_ms(each), -each.macs)):
-        if not front or each.macs > front[-1].macs:
+    for each in sorted(networks, key=lambda each: (latency_ms(each), -promise(each))):
+        if not front or promise(each) > promise(front[-1]):
             front.append(each)
     if not front or n < 1:
         return []

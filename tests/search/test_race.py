@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -274,17 +276,33 @@ def test_there_are_no_more_networks_than_trials_or_parts() -> None:
         assert min(latencies_ms) < 0.5 * max(latencies_ms), "they are spread over latency"
 
 
-def test_a_spread_takes_the_most_multiply_adds_of_each_part_of_the_latencies() -> None:
-    known = cuts().known["whole"]
+def test_a_spread_takes_the_most_promising_of_each_part_of_the_latencies() -> None:
+    known, macs_of = cuts().known["whole"], attrgetter("macs")
     networks = [replace(known, image_size=px) for px in (64, 56, 48, 40, 32)]
     latency_ms = dict(zip((each.id for each in networks), (1.0, 0.5, 0.55, 0.24, 0.25), strict=True))
-    chosen = spread_over_latency(networks, lambda each: latency_ms[each.id], 3, 1.0)
+    chosen = spread_over_latency(networks, lambda each: latency_ms[each.id], macs_of, 3, 1.0)
     assert [each.image_size for each in chosen] == [64, 56, 40], "48 px is slower than 56 px, and 32 px than 40 px"
     near = dict(zip((each.id for each in networks), (1.0, 0.5, 0.3, 0.26, 0.24), strict=True))
-    fastest = spread_over_latency(networks, lambda each: near[each.id], 2, 1.0)[-1]
+    fastest = spread_over_latency(networks, lambda each: near[each.id], macs_of, 2, 1.0)[-1]
     assert fastest.image_size == 32, "of the fastest part the fastest"
-    assert spread_over_latency([], lambda each: 1.0, 3, 1.0) == []
-    assert len(spread_over_latency(networks, lambda each: latency_ms[each.id], 1, 1.0)) == 1
+    assert spread_over_latency([], lambda each: 1.0, macs_of, 3, 1.0) == []
+    assert len(spread_over_latency(networks, lambda each: latency_ms[each.id], macs_of, 1, 1.0)) == 1
+
+
+def test_smaller_images_are_those_of_networks_that_answer_well_untrained() -> None:
+    """Of networks as fast; without weights to judge them by, also those of others."""
+    best = sorted(cuts().known.values(), key=lambda network: network.macs)[2]
+
+    def smaller(is_pretrained: bool) -> set[bool]:
+        bench = Bench(course_of(k=6, is_pretrained=is_pretrained),
+                      lambda network, rung: 0.9 if replace(network, image_size=64) == best else 0.4)
+        step_until(bench, rung_is(FIRST))
+        least_ms = predict([replace(best, image_size=36)]).mean[0]
+        return {replace(line.architecture, image_size=64) == best for line in bench.lines
+                if line.px < 64 and line.latency_ms > least_ms}
+
+    assert smaller(True) == {True}
+    assert False in smaller(False)
 
 
 def test_smaller_images_end_at_a_last_map_of_one_pixel() -> None:
@@ -615,7 +633,8 @@ def test_each_of_several_networks_is_judged_on_smaller_images(n_smaller: int | N
         mean = np.array([network.macs * (1e-8 if network.around == most else 2e-8) for network in networks])
         return Predictions(mean, 0.97 * mean, 1.03 * mean)
 
-    bench = Bench(course_of(space=cuts_of_two(), k=6, n_smaller=n_smaller, predictor=cheap), lambda network, rung: 0.8)
+    bench = Bench(course_of(space=cuts_of_two(), k=6, n_smaller=n_smaller, predictor=cheap),
+                  lambda network, rung: 0.8 + 0.03 * math.log(cheap([network]).mean[0]))
     step_until(bench, rung_is(FIRST))
     smaller = Counter(line.architecture.around for line in bench.lines if line.px < 64)
     assert min(smaller[around] for around in cuts_of_two().arounds) >= 2
