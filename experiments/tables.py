@@ -114,12 +114,25 @@ def _races(cuts: str, results: str = "minutes") -> Iterator[tuple[str, Mapping[s
 
 def race() -> Rows:
     """Speed and points ahead of a race by third of the latencies of obvious cuts at three image sizes."""
-    rows = [["cuts of", "times as fast: fast third", "middle", "points ahead: fast", "middle", "slow",
-             "best top-1, race", "cuts"]]
+    rows = [["cuts of", "the cuts answer in", "times as fast: fast third", "middle", "points ahead: fast", "middle",
+             "slow", "best top-1, race", "cuts"]]
     for label, each in _races("sizes"):
-        rows.append([label, *(with_interval(of, 2, 1.0) for of in each["times_as_fast"][:2]),
-                     *(with_interval(of, 1, 0.0) for of in each["points_ahead"]),
-                     *(ends([100 * run[arm] for run in each["runs"]]) for arm in ("best_int8", "best_of_cuts"))])
+        for precision, held in (("int8", each), ("fp32", each["of_fp32"])):
+            key = {"int8": "best_of_cuts", "fp32": "best_of_cuts_fp32"}[precision]
+            rows.append([label, precision, *(with_interval(of, 2, 1.0) for of in held["times_as_fast"][:2]),
+                         *(with_interval(of, 1, 0.0) for of in held["points_ahead"]),
+                         *(ends([100 * run[arm] for run in each["runs"]]) for arm in ("best_int8", key))])
+    return rows
+
+
+def cuts_lost() -> Rows:
+    """Points of top-1 that the obvious cuts lose to int8."""
+    rows = [["cuts of", "networks", "points lost to int8, median", "most"]]
+    for cuts in ("sizes", "obvious"):
+        for label, each in _races(cuts):
+            if each["cuts_answer"] == "int8":
+                lost = [100 * of for run in each["runs"] for of in run["cuts_lost"]]
+                rows.append([label, str(len(lost)), shown(float(np.median(lost))), shown(max(lost))])
     return rows
 
 
@@ -133,25 +146,27 @@ def step_seconds() -> Rows:
 
 def short() -> Rows:
     """Points ahead and the most accurate networks, for the front page."""
-    rows = [["cuts of", "points ahead: fast third", "middle", "slow", "best top-1, race", "cuts"]]
-    return rows + [[label, *(_marked(of, 1, 0.0) for of in each["points_ahead"]),
+    rows = [["cuts of", "the cuts answer in", "points ahead: fast third", "middle", "slow", "best top-1, race", "cuts"]]
+    return rows + [[label, each["cuts_answer"], *(_marked(of, 1, 0.0) for of in each["points_ahead"]),
                     *(ends([100 * run[arm] for run in each["runs"]]) for arm in ("best_int8", "best_of_cuts"))]
                    for cuts in ("sizes", "obvious") for label, each in _races(cuts)]
 
 
 def minutes() -> Rows:
     """Races against the network fine-tuned alone, and with few minutes against its obvious cuts."""
-    rows = [["cuts of", "race, best network", "its ms", "alone", "its ms", "race − alone",
-             "ahead of cuts: fast", "middle", "slow"]]
+    rows = [["cuts of", "alone and cuts in", "race, best network", "its ms", "alone", "its ms", "race − alone",
+             "both in fp32", "ahead of cuts: fast", "middle", "slow"]]
     for cuts in ("obvious", "sizes"):
         for label, each in _races(cuts):
             runs = [run for run in each["runs"] if run["alone"] is not None]
             if runs:
                 best, best_ms, alone, alone_ms = (float(np.mean([run[key] for run in runs]))
                                                   for key in ("best_int8", "best_ms", "alone", "alone_ms"))
+                fp32 = float(np.mean([run["best"] - run.get("alone_fp32", run["alone"]) for run in runs]))
                 of_seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
-                rows.append([re.sub(r"\d+ seeds?", of_seeds, label), shown(100 * best),
+                rows.append([re.sub(r"\d+ seeds?", of_seeds, label), each["cuts_answer"], shown(100 * best),
                              shown(best_ms, 3), shown(100 * alone), shown(alone_ms, 3), shown(100 * (best - alone)),
+                             shown(100 * fp32),
                              *(with_interval(third, 1, 0.0) for third in each["points_ahead"])])
     return rows
 
@@ -202,10 +217,21 @@ def auto() -> Rows:
     rows = [["beside a race around", "images, minutes, seed", "points ahead: fast third", "middle", "slow",
              "its best top-1", "best of auto"]]
     for results, length in (("auto", "eurosat, 10, 0"), ("auto30", "eurosat, 30, 1"),
+                            ("auto30_seed2", "eurosat, 30, 2"),
                             ("auto_photographs", "trashnet, 20, 0")):
         for name, told in document(f"race/results/{results}/summary.json").items():
             rows.append([name, length, *(with_interval(of, 1, 0.0) for of in told["points_ahead"]),
                          *(shown(100 * told[key], 1) for key in ("best", "best_of_auto"))])
+    return rows
+
+
+def promise() -> Rows:
+    """Races that judge the smaller images of networks that answer well, beside races that went by multiply-adds."""
+    rows = [["images", "points ahead: fast third", "middle", "slow", "best top-1 before", "now"]]
+    for images, label in (("trashnet", "trashnet 96 px, 6 min, seed 1"), ("eurosat", "eurosat 64 px, 6 min, seed 0")):
+        of = document(f"race/results/promise/{images}/summary.json")["before"]
+        rows.append([label, *(with_interval(third, 1, 0.0) for third in of["points_ahead"]),
+                     *(shown(100 * of[key], 1) for key in ("best", "best_now"))])
     return rows
 
 
@@ -587,7 +613,7 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    race, step_seconds, earlier, short, minutes, pairs, half_core, auto, benchmark_app, trained_on,
+    race, cuts_lost, step_seconds, earlier, short, minutes, pairs, half_core, auto, promise, benchmark_app, trained_on,
     precision, precision_speed, untrained, rounding, saturation, ranges, nncf, contest, against_random, detection,
     detection_divided, detection_fronts, detection_probe, zoo, ranks, sampler, estimators, litert, validation, peers,
     transfer, deployments, asked, load)}

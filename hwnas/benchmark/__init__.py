@@ -1,4 +1,4 @@
-"""The command `hwnas benchmark`, which times one file."""
+"""The command hwnas benchmark, which times one file."""
 
 from hwnas.face import call
 

@@ -197,8 +197,8 @@ class Race:
         return filter(course.is_allowed, chosen)
 
     def _promise(self, line: Line, network: Architecture) -> float:
-        """Return what tells a line's network on smaller images from others that are as fast: the top-1 that it would be
-        judged to have, by that of the line; its multiply-adds if the weights are random."""
+        """Return what orders networks that are as fast. It is the top-1 that a line's network on smaller images would
+        be judged to have, by that of the line; or its multiply-adds, if the weights are random."""
         right = line.right_after(KNOWN) if self.course.is_pretrained else None
         if right is None:
             return float(network.macs)

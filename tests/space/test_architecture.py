@@ -33,7 +33,7 @@ classes: 10
 
 block_defs = st.builds(
     lambda kind, repeats, kernel, stride, expansion, channels, se, skip: BlockDef(
-        kind, repeats, kernel, stride, expansion if kind in ("ir", "er") else 1.0, channels,
+        kind, repeats, 1 if kind == "id" else kernel, stride, expansion if kind in ("ir", "er") else 1.0, channels,
         se if kind in ("ds", "ir", "er") else 0.0, skip and kind != "id"),
     st.sampled_from(["cn", "ds", "ir", "er", "id"]), st.integers(1, 9), st.sampled_from([1, 3, 5, 7]),
     st.sampled_from([1, 2]), st.sampled_from([1.0, 2.5, 3.0, 6.0]), st.integers(1, 512),
