@@ -6,7 +6,7 @@ of a search from scratch, from runs of `sampler/from_scratch.py`.
 Rule, written before the runs. Of each arm count the networks of the upper half of its front by test top-1, each with
 the pair whose mean latency is lowest on validation images; one without a pair counts as 1. Pairs pay if they are 1.3
 times as fast at the median. `single_top1` is what the arm's best single network has at no more than the pair's mean
-latency. The race's answers are those of int8 files, the cuts' are fp32.
+latency. Answers are those of int8 files, but for runs whose cuts answered in fp32 alone.
 The rule by which a run chooses thresholds was chosen on races before these.
 """
 
