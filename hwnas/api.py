@@ -98,7 +98,7 @@ def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = N
             arrays or tensors [n, h, w], [n, h, w, c] or [n, c, h, w], or lists of paths or pictures. Arrays are uint8
             or floats from 0 to 1. Labels: see `hwnas.data.forms.number_labels`. Data sets of torch and Hugging Face,
             and frames with a column of paths and one of labels, are taken as they are.
-        minutes: The most minutes for everything, `budget.minutes`; None: until `n_trials` networks are tried.
+        minutes: The time limit for everything, `budget.minutes`; None: until `n_trials` networks are tried.
         out: The run folder; None: a new one below `runs/`. A search that is already there goes on.
         quiet: Print nothing but results.
         **options: The options of the command: `n_trials=24`, `budget={"latency_ms": 2.5}` or
@@ -120,7 +120,7 @@ def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = N
     console = open_console(quiet)
     settle_home(None if out is None else _path("out", out), bool(options.get("overwrite")), console.note)
     named_options = {"target": target, **_dataset_options(data), **({} if out is None else {"out": _path("out", out)}),
-             **({} if minutes is None else {"budget.minutes": minutes})}
+                     **({} if minutes is None else {"budget.minutes": minutes})}
     result = go(_compose("search", named_options, options), console)
     if result.at_hand:
         check_verified(result.rows, result.run)
@@ -173,7 +173,7 @@ def profile(target: str, space: str, *, minutes: float | None = None, quiet: boo
     Args:
         target: A name of conf/target.
         space: A name of search_spaces/, or the path of a space's YAML file.
-        minutes: The most minutes; None: ten.
+        minutes: The time limit in minutes; None: ten.
         quiet: Print nothing.
         **options: The options of the command.
 
@@ -205,7 +205,7 @@ class Run:
         score = column_of("top1_test", self.models[0].row.metric)
         rows = self.front[["id", "name", score, "latency_ms", "latency_ms_low", "latency_ms_high", "precision"]]
         advice = [str(item.get("sentence", "")) for item in self.folder.read_comparisons()
-                if item.get("verdict") == DEPLOY]
+                  if item.get("verdict") == DEPLOY]
         return (f'<img alt="front" style="max-width:100%" src="data:image/png;base64,{picture}">'
                 f"{rows.to_html(index=False, float_format='{:.4g}'.format)}<p>{escape(' '.join(advice))}</p>")
 
@@ -305,9 +305,9 @@ class Run:
         """Return the most accurate verified network, baselines included.
 
         Args:
-            latency_ms: The largest measured latency of one batch, in ms; None: any.
-            mean_latency_ms: The largest mean latency in ms. The result may then be a pair of networks. The worst case
-                of the pair, both latencies, is within `latency_ms`.
+            latency_ms: The limit of the measured latency of one batch, in ms; None: any latency.
+            mean_latency_ms: The limit of the mean latency, in ms. The result may then be a pair of networks. The worst
+                case of the pair, both latencies, is within `latency_ms`.
 
         Raises:
             BudgetError: No network is so fast; the message names the fastest.
@@ -398,8 +398,8 @@ class Model:
                 size, and are prepared as the card says.
 
         Returns:
-            The class of each image, and the confidence from 0 to 1; for one image, too, a list. A folder's images are
-            in the order of their paths. Of a detector, the objects in each image: classes, confidences and boxes.
+            A list, also for one image, with each image's class and confidence from 0 to 1. A folder's images are in
+            the order of their paths. Of a detector, the objects in each image: classes, confidences and boxes.
 
         Raises:
             DataError: An image cannot be decoded.
@@ -504,7 +504,7 @@ def _path(name: str, value: object) -> str:
 
 
 def _plain(value: Any, key: str) -> Any:
-    """Return the value of an option as YAML has it; a number of NumPy is a number. Raises ConfigError otherwise."""
+    """Return an option's value as YAML has it, a NumPy number as a number. Raises ConfigError for another type."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, list | tuple):

@@ -59,7 +59,7 @@ def end_quietly() -> None:
 
     Nothing changes for other programs that import hwnas.
     """
-    # A command was started as `python -m hwnas…` or as the script `hwnas`.
+    # It is a command if Python was started as `python -m hwnas…` or with the script `hwnas`.
     words = sys.orig_argv
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
     if module.partition(".")[0] != "hwnas" and os.path.basename(words[1] if words[1:] else "") != "hwnas":

@@ -105,8 +105,8 @@ def place_labels(axes: Axes, points: Sequence[tuple[float, float, str, str]], li
 
     Args:
         axes: The axes, with their final limits.
-        points: x, y, text and colour, in data coordinates. A point with an empty text is only
-            one that the labels keep off.
+        points: x, y, text and colour, in data coordinates. A point with an empty text has no label; labels keep off
+            it.
         lines: Lines that labels keep off.
         marks: Further points that labels keep off.
         fontsize: The size in points.

@@ -1,7 +1,7 @@
 """Joins the search in a run folder as one more worker: hwnas worker run=DIR
 
 It takes the options from the folder's config.yaml and evaluates architectures until the search is done. The search
-itself verifies them, and starts such workers on its own (workers=N). A study outside the folder counts
+itself does the verification; it also starts such workers on its own (workers=N). A study outside the folder counts
 only when it is named (storage=URL); dataset.root=DIR says where the images are here, pretrained.folder=DIR the weights.
 """
 
@@ -37,8 +37,8 @@ def main(config: Config, console: Console) -> None:
 
 
 def _options(folder: RunFolder, config: Config) -> Config:
-    """Return the options in the folder. It may be another user's, so that nothing in them is resolved. Raises
-    StudyError if an option needs it."""
+    """Return the options in the folder. It may be another user's, so nothing in them is resolved. Raises
+    StudyError if an option must be resolved."""
     options = {**folder.read_config(), **dict.fromkeys(DEVICE)}  # no folder says where to connect to
     options["storage"] = study_url(folder.path, options.get("storage"), config["storage"])
     if root := config["dataset"]["root"]:

@@ -35,7 +35,7 @@ class ProxyOptions:
 
 @dataclass(eq=False)
 class Proxy:
-    """An AccuracyEstimator that trains an architecture for a few epochs and returns its validation top-1.
+    """An AccuracyEstimator that trains an architecture for a few steps and returns its validation top-1.
 
     Validation images and training subset are the same for every architecture. The same architecture and seed give the
     same value on one machine.
@@ -89,8 +89,8 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(config: Config, dataset: Dataset) -> Proxy:
-    """Return the estimator with `config`: fields of ProxyOptions and Recipe (preset `proxy`). UnknownName or
-    ConfigError."""
+    """Return the estimator with `config`: fields of ProxyOptions and Recipe (preset `proxy`). Raises
+    UnknownName, ConfigError."""
     import_timm()  # now, so that no network's seconds contain its import
     options, recipe = _read_options(config)
     return Proxy(dataset, recipe, options)

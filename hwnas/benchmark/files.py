@@ -81,7 +81,7 @@ class NetworkOptions:
 
 
 def noting_waits(report: Report, console: Console) -> Report:
-    """Return `report` extended: it also notes that another process measures."""
+    """Return a report that calls `report`, and also shows a note while another process measures."""
     def report_and_note(share: float, note: str = "") -> None:
         if note.startswith(WAITING):
             console.note(note)

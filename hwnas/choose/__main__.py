@@ -40,7 +40,7 @@ USAGE = """The cheapest network and deployment of verified runs that serve a loa
     hwnas choose runs=[runs/a,runs/b] prices=prices.yaml traffic.rate=200 slo.p99_ms=20 slo.top1=0.95"""
 _TRIES = 4  # choices that are checked against the service level, until one keeps it
 _BACK = 0.95  # of a load that was too high: the new limit
-_SILENT_S = 900.0  # longest silence of a measuring child, beside runs of MOST_TIMES the time asked
+_SILENT_S = 900.0  # longest silence of a measuring child, beside the time of its longest run
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ServedRow:
 
     @property
     def most(self) -> float:
-        """The estimated queries a second at saturation: as many as its calls one after another, in each stream."""
+        """The estimated queries a second at saturation: each stream makes one call after another."""
         return 1e3 * self.target.batch * self.streams / (self.row.latency_ms or 1.0)
 
     @property
@@ -213,7 +213,7 @@ def _served(candidates: Sequence[ServedRow], here: Host, options: ChooseOptions,
         console.say(f"{len(missing_s)} load curves are to be measured, about {minutes:.2g} min in all "
                     f"(seconds={options.seconds:g}, networks={options.networks}); then the choice is checked for "
                     f"{options.check_seconds:g} s.")
-    # Measure what can be measured here; a candidate without a usable curve is left out, and said to be.
+    # Measure what can be measured here; a candidate without a usable curve is left out with a remark.
     for number, (each, curve_data) in enumerate(zip(candidates, curves, strict=True), 1):
         fault = ""
         if curve_data is None and each.row.host != here.name:
@@ -237,8 +237,8 @@ def _served(candidates: Sequence[ServedRow], here: Host, options: ChooseOptions,
 
 
 def _kept(each: ServedRow, here: Host, options: ChooseOptions) -> dict[str, Any] | None:
-    """Return the stored load curve of this file; None if there is none. None also if it must be measured again, as it
-    is by another version of the runtime, too short, or INVALID."""
+    """Return the stored load curve of a candidate; None if there is none, or if it is of another file or deployment.
+    None also if it can be measured again here and is of another version of the runtime, too short, or INVALID."""
     data = CURVE.find(each.file)
     facts = (each.row.id, each.target.name, each.target.batch, each.streams, each.row.host, content_of(_deployed(each)))
     if data is None or facts != tuple(data[key] for key in ("id", "target", "batch", "streams", "host", "file")):

@@ -80,9 +80,9 @@ class Option:
 def weigh(served: ServedNetwork, traffic: Traffic, slo: Slo, price: float, most: float | None = None) -> Option | None:
     """Return machines and money for `served` at a `price` an hour; None if it does not keep the service level.
 
-    `most`: queries a second of one machine that LoadGen found too many; the capacity is at most so much.
+    `most`: queries a second of one machine to which the capacity is limited, as LoadGen found more to be too many.
     """
-    # 1. The load of one machine, and its range by the saturation before and after the runs.
+    # 1. The capacity of one machine, and its range by the saturation before and after the runs.
     curve = served.curve
     capacity = curve.capacity(slo.p99_ms)
     if most is not None:

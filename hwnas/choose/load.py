@@ -170,7 +170,7 @@ def read_summary(text: str, rate: float | None) -> LoadFigures:
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
     """Measure the network of `job` on `target`, whose batch is the server's; return plain values. A job with a `rate`
-    is one run at it, checked against `p99_ms`. A job without one is `measure_curve`."""
+    is one run at it, checked against `p99_ms`. For a job without one, see `measure_curve`."""
     path, label = job["path"], job["label"]
     _, shape = read_checked(path, runtime, job["memory_mb"], label)
     network = LoadedModel(runtime, Path(path), label, shape, job["memory_mb"])
@@ -207,8 +207,8 @@ def measure_curve(server: Server, seconds: float, folder: Path, progress: Progre
         Plain values of `hwnas.choose.curve.LoadCurve`.
     """
     def saturate(long: float, expected: float) -> LoadFigures:
-        """Offer all queries at once, more each time, until they lasted as long as asked."""
-        for tries in range(1, _TRIES + 1):  # the machine answers more each time while other processes leave it
+        """Offer all queries at once, until they last as long as asked or _TRIES are over: more each time."""
+        for tries in range(1, _TRIES + 1):  # a machine that other processes leave meanwhile answers more each time
             full = offer(server, folder, long, expected=_MORE**tries * expected)
             expected = full.served
             if full.valid:

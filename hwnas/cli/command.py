@@ -79,7 +79,7 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
                 lists: Sequence[str] = (), sections: Sections | None = None) -> int:
     """Compose `conf/<config_name>.yaml` with the command line's overrides, call `main`, and return the exit code.
 
-    EXIT_CODES says what they mean.
+    EXIT_CODES says what the codes mean.
     `target`: a target must be chosen. `lists`: options for which 1,2,4 is a list. `sections` gives all options of the
     sections of which the configuration has only a part, and the values of options that it leaves open (null).
     """
@@ -201,7 +201,7 @@ def _has_classes(path: Path) -> bool:
 
 
 def as_data(values: Any) -> Any:
-    """Return plain values for OmegaConf in which ${…} stays text, so that nothing of another process is resolved."""
+    """Return plain values for OmegaConf in which ${…} stays text: nothing from another process is resolved again."""
     # OmegaConf reads \${ as text, and each pair of backslashes before it as one.
     return _each_text(values, lambda text: re.sub(r"(\\*)\$\{", r"\1\1\\${", text))
 

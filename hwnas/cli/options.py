@@ -83,7 +83,8 @@ def read_options(cls: type[Options], section: Any, where: str = "", base: Option
     """Return `section` as an instance of the dataclass `cls`; absent keys come from `base` (None: the defaults).
 
     `where` is the section's name, for errors. `others` are keys of the section that other code reads. Raises
-    UnknownName, with the list, for an unknown key or choice. Raises ConfigError, with key, rule and value, otherwise.
+    UnknownName, with the list, for an unknown key or choice. Raises ConfigError, with key, rule and value, for any
+    other fault.
     """
     section_values = _mapping(section, where, names_of(cls))
     hints = get_type_hints(cls)

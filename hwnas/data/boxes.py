@@ -43,7 +43,7 @@ class BoxReader:
 
     Attributes:
         root: The folder.
-        options: Of the data set.
+        options: The options of the data set.
         form: The unit and order of a box in the format, for error messages.
         odd: Counts odd boxes by what was done with them.
         n_boxes: All boxes that were read.

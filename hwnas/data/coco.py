@@ -94,7 +94,7 @@ def _read(path: Path) -> dict[str, list[Any]]:
 
 
 def _cut_down(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry with the keys that count. A lone outline counts as the box around it, and an id of 4.0 as 4."""
+    """Return an entry with the keys that count. An outline alone counts as its box, and an id of 4.0 as 4."""
     outlines, box = entry.get("segmentation"), entry.get("bbox")
     if not box and isinstance(outlines, list) and (points := [
             value for each in outlines if isinstance(each, list) for value in each]) and len(

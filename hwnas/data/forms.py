@@ -125,7 +125,7 @@ def _read_labels(given: Any, count: int, where: str) -> NDArray[Any]:
     # 1. One array, of Python objects if labels are a list.
     columns = [*given.columns] if hasattr(given, "columns") and hasattr(given, "shape") else []
     if isinstance(given, list | tuple):
-        # The None at the end keeps NumPy from turning a 1 beside an "a" into text.
+        # As objects, so that NumPy does not turn a 1 beside an "a" into text; the None at the end keeps rows as lists.
         given = np.array([each.tolist() if hasattr(each, "tolist") else each for each in given] + [None],
                          dtype=object)[:-1]
     array = as_array(given, where, f" Give {_SAID}.")
@@ -281,7 +281,7 @@ def as_bytes(arrays: Sequence[NDArray[Any]], where: str) -> list[Images]:
 def _scale(low: float, high: float, is_float: bool, where: str) -> int:
     """Return the factor that brings values to 0 to 255; DataError for a range that makes no sense."""
     fact = f"{where} have values from {low:.4g} to {high:.4g}"
-    if low < -_TOLERANCE:  # by mean and std, or to -1 to 1
+    if low < -_TOLERANCE:  # normalised by mean and std, or to the range -1 to 1
         way = ("(x + 1) / 2" if low >= -1 - _TOLERANCE and high <= 1 + _TOLERANCE else "x * std + mean")
         raise DataError(f"{fact}: they are normalised already, which hwnas does itself. Give them as they were before, "
                         f"uint8 or floats from 0 to 1: {way}.")

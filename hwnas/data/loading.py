@@ -136,7 +136,7 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
 
 
 def _title(options: DatasetOptions) -> str:
-    """Return the name of the folder or file of `_ANYBODYS` or timm; empty otherwise, and for a program's objects."""
+    """Return the name of the folder or file for `_ANYBODYS` and timm; empty for others and for a program's objects."""
     has_folder_name = options.name in _ANYBODYS or options.name.startswith("timm")
     if not has_folder_name or options.root is None or options.root.parent == home() / "cache":
         return ""
@@ -171,7 +171,7 @@ def _fingerprint(listing: Listing, options: DatasetOptions, size: int, seed: int
 
 
 def _listing(options: DatasetOptions) -> Listing:
-    """Return the data set for the task in the options, or else of its annotations. DataError if these do not suit."""
+    """Return the data set for the task of the options, or else of its annotations. DataError if these do not fit it."""
     if options.name.startswith(PREFIX):
         listing = timm_reader(options)
     elif options.name in _BUILT_IN:

@@ -105,7 +105,8 @@ def _find_arrays(data: Any) -> dict[str, Any]:
 
 
 def _name_labels(parts: Mapping[str, Pairs], arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return each part's labels, as names if it has class names; if these are equal, `class_names` that occur, too."""
+    """Return each part's labels, as names if it has class names. If all parts have the same ones, add `class_names`,
+    the names that occur."""
     labels: dict[str, Any] = {}
     for part, pairs in parts.items():
         labels[f"{part}_labels"] = pairs.labels
@@ -410,7 +411,7 @@ def list_sources(given: Any, left_out: Counter[str] | None = None) -> list[Sourc
         left_out: Counts what a folder holds beside images, by reason.
 
     Raises:
-        DataError: There is no such file, or `given` is of another form.
+        DataError: There is no such file, a folder has no images, or `given` is of another form.
     """
     left_out = Counter() if left_out is None else left_out
     if isinstance(given, str | os.PathLike):

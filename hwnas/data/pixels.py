@@ -10,7 +10,7 @@
 | several frames or pages | the first |
 | an EXIF orientation | the picture as it is stored, or with `upright` as a viewer shows it |
 
-A deep image is one of the third line. Data sets, `hwnas predict` and the code in a card all call `as_seen`.
+The third row is of deep images. Data sets, `hwnas predict` and the code in a card all call `as_seen`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scenes drawn from scikit-learn's digits: several in a picture, on clutter and noise. The largest is the class.
+"""Scenes drawn from scikit-learn's digits: several in a picture, on clutter and noise. The largest gives the class.
 
 They are harder than the digits, so that a larger network is worth its time. They are drawn anew at each loading, from
 raw bits and with whole numbers, so that every host draws the same bytes.
@@ -19,9 +19,9 @@ from hwnas.data.dataset import DatasetOptions, Images, Labels, Listing
 
 DRAWING = 1  # raise it with any change of the pictures: it is part of the fingerprint
 SIZE = 32  # px
-SCENES = {"train": 1700, "val": 1000, "test": 2000}  # in all, as many of each class
+SCENES = {"train": 1700, "val": 1000, "test": 2000}  # in all, equally many of each class
 SOURCES = {"train": (0, 6), "val": (6, 8), "test": (8, 10)}  # tenths of each class's digits: no digit in two parts
-LARGEST = (20, 27)  # px of a side of the largest digit, which is the class
+LARGEST = (20, 27)  # px of a side of the largest digit, which gives the class
 INK = (170, 255)  # grey of its brightest pixel
 OTHERS = 2  # further digits a scene
 SHARE = (4, 7)  # their sides, in sixteenths of the largest's

@@ -33,8 +33,8 @@ KINDS = "timm:hfds (a saved Hugging Face data set, or parquet files, in dataset.
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The images of one part, each with its label. `class_names` names the labels 0, 1 …, or has the names that there
-    are. `read` returns the file of the image in a row."""
+    """The images of one part, each with its label. `class_names` has the names of the labels 0, 1 …, or the labels
+    themselves if they are names. `read` returns the file of the image in a row."""
 
     labels: Sequence[Any]
     class_names: Sequence[str]

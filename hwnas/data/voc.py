@@ -99,7 +99,7 @@ class _Marked(NamedTuple):
     objects: list[tuple[str, list[float], bool]]
 
     def picture(self, reader: BoxReader, folder: Path | None, places: dict[str, int]) -> MarkedPicture:
-        """Return its picture: in `folder` or beside it, of the same name or else of the name inside, which is older."""
+        """Return its picture in `folder` or beside it, by the XML file's name first: the name in it may be outdated."""
         folder, boxes = folder or self.path.parent, []
         paths = [folder / f"{self.path.stem}{case(ending)}" for ending in EXTENSIONS for case in (str.lower, str.upper)]
         path = next((each for each in paths if each.is_file()), None) or reader.place_of(

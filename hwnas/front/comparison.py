@@ -25,7 +25,7 @@ FEWER_STEPS = 1 / 3  # a baseline with fewer than this share of a finalist's ste
 LEARNT = 0.5  # a baseline below this share of the best finalist's top-1 has hardly learnt: a judgement
 CONTROLS, TRAINING = "controls", "training"  # names of the comparison with controls, and of the warning on training
 MUCH = 0.01  # from this loss of top-1 by int8 on, another precision is recommended
-_OPENVINO = ("xeon_", "epyc_", "openvino_")  # targets for which there is one in bf16
+_OPENVINO = ("xeon_", "epyc_", "openvino_")  # prefixes of targets that have a variant in bf16
 WIDE = 0.04  # from this width on, the interval of a top-1 is shown
 DEPLOY: Literal["deploy"] = "deploy"  # name and verdict of the sentence on what to deploy
 
@@ -56,8 +56,8 @@ class Comparison:
 
 def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, Grades], cap_ms: float | None = None
                      ) -> list[Comparison]:
-    """Return what to deploy, as the first sentence on a front; empty if no verified finalist keeps the cap. It is the
-    fastest of the networks within the cap that is at most MARGIN less accurate than the most accurate one (95 %
+    """Return what to deploy, as the first sentence on a front; empty if no verified finalist keeps the cap. The
+    network is the fastest within the cap that is at most MARGIN less accurate than the most accurate one (95 %
     confidence). The sentence says how far it stays below `cap_ms`. The fastest is chosen from n faster networks, so
     each interval is widened for n (Bonferroni). If there are obvious cuts beside the search, the sentence goes on with
     the most accurate one: how many times as fast is the fastest finalist that is at most MARGIN less accurate?"""
@@ -168,9 +168,9 @@ def compare_precisions(rows: Sequence[FrontRow], grades: Mapping[str, Grades], n
 
 def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> tuple[list[Comparison], set[str]]:
     """Return a warning about the worst baseline that had too little time to learn, if any, and the `trained_id` of all
-    that get no verdict. Under-trained is a baseline that is clearly less accurate than a smaller one of its family. So
-    is one with less than half of the best finalist's top-1. A family is what timm calls alike up to the first digit or
-    underscore."""
+    that get no verdict. A baseline is under-trained if it is clearly less accurate than a smaller one of its family;
+    only the largest such gap counts. Each one with less than half of the best finalist's top-1 counts, too. A family is
+    what timm calls alike up to the first digit or underscore."""
     baselines = sorted((row for row in rows if row.is_baseline and is_usable(row, correct)), key=lambda row: row.macs)
     best = max((row for row in rows if row.is_finalist and is_usable(row, correct)), default=None, key=top1_of)
     # 1. Baselines far below the best finalist. The warning is about the worst baseline, by its better variant.

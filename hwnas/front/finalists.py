@@ -23,7 +23,7 @@ from hwnas.study.objective import Predict, known_costs, upper_ms
 from hwnas.system.run_folder import ESTIMATED
 
 Trial = Mapping[str, Any]  # a row of trials.csv
-NEAR = 0.2  # a network shows what the cap buys if it is at most this share faster
+NEAR = 0.2  # a network at most this share below the cap shows what the cap buys
 ENOUGH = 6  # least number of networks whose spread can be judged
 
 
@@ -245,7 +245,7 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
 def known_controls(space: SearchSpace, predict: Predict, beside: Sequence[FrontRow], cap_ms: float | None,
                    quantile: float, say: Callable[[str], None]) -> list[FrontRow]:
     """Return rows of the space's known networks, except the ones that are in `beside` already. A network whose
-    predicted latency is over the cap at this `quantile` is left out, and `say` is called with its name."""
+    predicted latency is over the cap at this `quantile` is left out, and `say` is called with a line about it."""
     rows, taken = [], {row.id for row in beside}
     for name, architecture in space.known.items():
         candidate = Candidate(architecture, predict(space.to_codes(space.known_params[name])[None]))

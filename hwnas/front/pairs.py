@@ -22,7 +22,7 @@ from hwnas.system.run_folder import RunFolder
 from hwnas.system.tables import read_table, table_csv, table_text
 
 _LEVEL = 0.9  # confidence of the intervals of latencies
-LOSS = 0.0025  # share of top-1 that a threshold may lose on validation images
+LOSS = 0.0025  # top-1, as a share of all validation images, that a threshold may lose
 Z95 = 1.645  # of a one-sided 95 % bound, in standard deviations
 UNSEEN = 3.3  # images that count as differing beside the seen ones: if none was seen, three may (the rule of three)
 
@@ -111,9 +111,9 @@ def choose_pairs(rows: Sequence[FrontRow], test: Mapping[str, Scored], validatio
                  cap_ms: float | None = None, cap_p99_ms: float | None = None) -> list[Pair]:
     """Return the pairs of a verified front that are worth it, from fast to slow.
 
-    Each network has at most one pair, the one of the lowest mean latency that loses hardly anything on validation
-    images. A pair is left out if another pair or a network of the front beats it in mean latency and test top-1. It is
-    also left out if it is no faster than its second network alone, or if its worst case breaks a cap.
+    Each network is the accurate one of at most one pair: the one of the lowest mean latency that loses hardly anything
+    on validation images. A pair is left out if another pair or a network of the front beats it in mean latency and
+    test top-1. It is also left out if it is no faster than its second network alone, or if its worst case breaks a cap.
 
     Args:
         rows: As measured; the ones on the front count.

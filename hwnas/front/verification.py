@@ -91,7 +91,7 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, w
 def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, timing: Timing, objective: Objective,
                  environment: Mapping[str, Any], console: Console, memory_mb: int | None = None) -> Results:
     """Score and time `rows` on the device of `timing`, and mark the front by the measurements. Predictions stay as the
-    search used them. With `memory_mb`, another process may have made the files: each is first opened with at most so
+    search used them. With `memory_mb`, another process may have made the files: each is first opened with at most that
     much memory, in a child process or on the remote device."""
     # Refuse files that must not be opened. Their rows get the reason, and the others are verified.
     files, refused = {}, {}
@@ -150,7 +150,7 @@ def _check_file(row: FrontRow, folder: ModelFolder, target: Target, making: Buil
 
 
 def check_verified(rows: Sequence[FrontRow], run: RunFolder) -> None:
-    """Raise Unfinished with their ids if this host failed to verify some of `rows`. The summary says why."""
+    """Raise Unfinished, with the ids, if some of `rows` are not verified. The summary says why."""
     missing = [row.id for row in rows if not row.verified]
     if missing:
         raise Unfinished(f"{len(missing)} of {len(rows)} networks are not verified ({', '.join(missing)}). To time "
@@ -258,8 +258,9 @@ def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable
     data, target, networks = making.dataset, making.target, list(networks)
     constant = data.constant_answer()
     are_pretrained = [bool(network.provenance) for network in networks]
-    # The report names one number of steps: of fine-tuning, if all networks start with pretrained weights.
-    whole = replace(making, begun={})  # and not of the steps that a trial has left
+    # The report names one number of steps: of fine-tuning, if all networks start with pretrained weights. The steps of
+    # trials are part of it.
+    whole = replace(making, begun={})
     recipe = whole.recipe_of(networks[0]) if are_pretrained and all(are_pretrained) else making.recipe
     return {
         **ENVIRONMENT.header, "created": now(), "searched_for": facts.host, "verified_here": False,

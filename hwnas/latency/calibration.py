@@ -39,7 +39,7 @@ MOST_LATE = 2  # waves that are started after the minutes if there are not enoug
 QUIET = 0.2  # quantile over networks of the reference's time in their waves: the speed of the undisturbed machine
 QUICK_FOLDS = 3  # of cross-validation while measuring
 REFIT = 1.3  # growth of the number of networks after which the model is fitted anew
-GOAL_WITHIN_5, MIN_FOR_GOAL = 0.97, 150  # this share of held-out networks within 5 % ends it, if there are so many
+GOAL_WITHIN_5, MIN_FOR_GOAL = 0.97, 150  # it ends with this share of held-out networks within 5 %, of so many or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,6 @@ class _Calibration:
             self.n_fitted, self.error = n, model.error
             self.predict = lambda codes: model.predict(codes).mean
         quality = (f", held-out error {self.error['mean_error']:.1%}, {self.error['within_5']:.0%} within 5 %"
-                 if self.error else "")
+                   if self.error else "")
         report(min(share, 1.0), f"{n} networks{quality}")
         return n >= MIN_FOR_GOAL and self.error["within_5"] >= GOAL_WITHIN_5

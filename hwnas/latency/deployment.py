@@ -122,7 +122,8 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
                   ) -> tuple[LatencyTable, LatencyModel]:
     """Return the table of this deployment and space, and the model fitted on it.
 
-    If it has no table, a host that is at hand is measured first; for any other host it raises MissingLatency.
+    If the table is missing or has no network of the space, a host that is at hand is measured first. For any other
+    host, MissingLatency is raised.
     """
     table = kept_table(deployment, space)
     if table is None or space.name not in table.spaces():
@@ -187,7 +188,7 @@ def measure_table(deployment: Deployment, space: SearchSpace, options: Calibrati
 
 
 def profile(config: Config, console: Console) -> LatencyTable:
-    """Measure a machine as `conf/profile.yaml` says, and say in which file its table is and how good it predicts."""
+    """Measure a machine as `conf/profile.yaml` says, and say in which file its table is and how well it predicts."""
     options = read_command(ProfileOptions, config)
     deployment, space = options.deployment(console), options.search_space()
     table = measure_table(deployment, space, options.calibration, console, extend=True, fresh=options.fresh)
@@ -197,7 +198,7 @@ def profile(config: Config, console: Console) -> LatencyTable:
 
 
 def _shared(device: Device) -> str:
-    """Return a warning for a device that the user has not named: its twins have the same name, and share its table."""
+    """Return a warning for a device that the user has not named, as its twins share its name and table; else empty."""
     if device.is_here or device.host.given:
         return ""
     return (f"; any device with this CPU is {device.host.name} and shares this table: device_name=NAME keeps one of "

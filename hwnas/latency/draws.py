@@ -114,7 +114,7 @@ def draw_front(space: SearchSpace, predict: LatencyMs, rng: np.random.Generator,
         return []
     fronts = [evolve_front(space, predict, capacity, rng) for capacity in (macs, params)]
 
-    def draw_mutants(wanted: int) -> np.ndarray:  # SPARE for each of them, half from each front
+    def draw_mutants(wanted: int) -> np.ndarray:  # SPARE for each wanted network, half from each front
         parents = [_draw_evenly(front, predict, rng, -(-SPARE * wanted // 2)) for front in fronts]
         return space.mutate(np.concatenate(parents), rng)
 
@@ -144,7 +144,7 @@ def evolve_front(space: SearchSpace, predict: LatencyMs, capacity: Figure, rng: 
 
 
 def _choose_parents(codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return the ELITE highest capacities of every bin of log latency, so that all parts of the front evolve."""
+    """Return the ELITE networks of highest capacity in every bin of log latency: all parts of the front evolve."""
     latency = np.log(scores[:, 1])
     edges = np.linspace(latency.min(), latency.max(), BINS + 1)[1:-1]
     bins = np.searchsorted(edges, latency)

@@ -301,7 +301,8 @@ def group_members(networks: Sequence[Sequence[tuple[GroupMember, float]]]) -> di
 
 @dataclass
 class Residual:
-    """A fitted Gaussian process K with `variances` of PARTS; r is the networks' excess over their costs."""
+    """A fitted Gaussian process with `variances` of PARTS. K is the covariance of the fitted networks, noise included,
+    and r their excess over their costs."""
 
     variances: np.ndarray
     groups: list[dict[str, Group]]  # by level

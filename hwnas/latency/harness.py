@@ -67,7 +67,7 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
         TableError: The file of earlier runs cannot be read.
     """
     run_id = reference_id if threads == 1 and gpu is None else f"{reference_id} beside {threads}t"
-    runs = QuietRuns(Host.detect().name, run_id) if reference_id else None  # its name counts usable cores
+    runs = QuietRuns(Host.detect().name, run_id) if reference_id else None  # before cores are taken: it counts them
     with measuring_lock(allowed_cores(), progress), seated(threads) as seat:
         run = _Run(candidates, reference, protocol, random.Random(seed), seat, gpu, runs)
         run.warm_up(progress)

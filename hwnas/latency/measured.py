@@ -160,7 +160,7 @@ class MeasuredLatency:
         Raise `error` if all of them end it: then the networks are not the cause."""
         invalid = [again for network in networks for again in self._time([network], each_s, report)]
         ended_ids = [network.id for network in networks if network not in invalid
-                 and self.table.failed.get(network.id, "").startswith(INVALID)]
+                     and self.table.failed.get(network.id, "").startswith(INVALID)]
         if len(ended_ids) == len(networks):
             for id in ended_ids:
                 del self.table.failed[id]

@@ -95,8 +95,7 @@ def stored_prior(table: LatencyTable, space: SearchSpace) -> tuple[TablesPrior |
 
 
 def _fit_tables(files: Iterable[NamedPath], space: SearchSpace, most: int) -> tuple[dict[str, Fit], list[str]]:
-    """Return the fits of the first `most` usable tables by name, `<host>/<key> of <date>`, and notes on unusable ones.
-    """
+    """Return fits of the first `most` usable tables by name, `<host>/<key> of <date>`, and notes on unusable ones."""
     fits, notes = dict[str, Fit](), list[str]()
     for name, path in files:
         if len(fits) == most:

@@ -232,8 +232,8 @@ class RemoteDevice:
 
     def _request(self, operation: str, read: Callable[[Any], Answer], progress: Progress | None = None, **values: Any
                  ) -> Answer:
-        """Make a request and return its answer. Raises ConnectionError, the agent's own error, or `_ended` after
-        SILENCE_S."""
+        """Make a request and return its answer. Raises ConnectionError, the agent's own error, the error of `_ended`
+        after SILENCE_S, or DeviceError for an answer that is not valid."""
         assert self.connection is not None
         text = json.dumps({"op": operation, **values}, default=self._send)
         self._answered_s = -math.inf

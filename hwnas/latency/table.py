@@ -188,7 +188,7 @@ def find_table(host_name: str, key: TableKey | str) -> LatencyTable | None:
 
 
 def list_tables() -> Iterator[tuple[str, TableKey, Path]]:
-    """Yield host, key and file of every table at hand: the user's first, then the shipped ones, each by file name."""
+    """Yield host, key and file of every table at hand: the user's first, then the shipped ones, each sorted by path."""
     for folder in table_dirs():
         for path in sorted([*folder.glob("*/*.json"), *folder.glob("*/*.json.gz")]):
             key = TableKey.read(path.name.removesuffix(".gz").removesuffix(".json"))

@@ -30,7 +30,7 @@ def read_deployments(section: Mapping[str, Any], host: str | None, device: Devic
     Raises:
         ConfigError: The set cannot be searched: none of it can run, two names are of one deployment, one runs on a GPU,
             or batches differ.
-        UnknownName: There is no target of a name in the set.
+        UnknownName: The set names a target that does not exist.
     """
     if DEPLOYMENTS not in section:
         return (Deployment.of(Target.from_config(section), host, console, device, anywhere=anywhere),)
@@ -56,7 +56,7 @@ def read_deployments(section: Mapping[str, Any], host: str | None, device: Devic
 
 
 def _targets_of(options: TargetSet) -> list[Target]:
-    """Return the targets that a set names, each with each number of threads of the set; ConfigError as above."""
+    """Return the targets that a set names, with each number of threads of the set; errors as `read_deployments`."""
     targets: dict[Target, str] = {}
     for name, threads in itertools.product(options.deployments, options.threads or (None,)):
         path = file_in("target", name) if PLAIN_NAME.fullmatch(name) else None

@@ -45,7 +45,7 @@ _LEAST_SIZE = 8  # pixels: smaller images do not survive that space's strides
 
 @cache
 def reference_network(channels: int = 1, classes: int = 10, image_size: int = 32) -> Architecture:
-    """Return the one reference network: the reference of `mnasnet_small`, for images of the timed networks' kind."""
+    """Return the reference network, which is that of `mnasnet_small`, for images of the given kind and `classes`."""
     return SearchSpace.load(_SPACE, channels=channels, classes=classes,
                             image_size=max(_LEAST_SIZE, image_size)).reference
 
@@ -131,7 +131,7 @@ def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], 
 
 
 def _prepare(architecture: Architecture, target: Target, folder: Path, compiles: bool) -> TimedFile:
-    """Prepare a network to time; if `compiles` and if the runtime can save it, compile it too and save it beside."""
+    """Prepare a network to time. If `compiles`, also save the compiled network beside it, if the runtime can."""
     path = prepare_network(architecture, target, folder)
     save = getattr(load_runtime(target.runtime), "save_compiled", None) if compiles else None
     compiled = None if save is None else save(path, target, path.with_suffix(".blob"))

@@ -71,7 +71,7 @@ def find_cuts(around: str, channels: int, classes: int) -> tuple[TracedNetwork, 
     traced = trace(around, channels, classes)
     whole_channels = {name: options for name, options in traced.choices.items() if not name.startswith(WIDTH)}
     no_depth = {name: options for name, options in traced.choices.items() if name != DEPTH}
-    # If an obvious cut does not run, stages or channels were traced wrongly: leave out the ones, then the others.
+    # If an obvious cut does not run, stages or channels were traced wrongly: try without stages, then without channels.
     for choices in (traced.choices, no_depth, whole_channels):
         traced = replace(traced, choices=choices)
         cuts = {name: kept for name, kept in _obvious(traced) if kept}
@@ -211,7 +211,7 @@ def _read_cuts(file: SpaceFile, source: Path, channels: int, classes: int, image
 
 
 def _parts(file: SpaceFile) -> list[SpaceFile]:
-    """Return a file of its own for each network of a file; SpaceError if their list is no list or too short or long."""
+    """Return a file for each network in a file. SpaceError if `families` is no list, or is too short or too long."""
     if FAMILIES not in file.data:
         return [file]
     contents = file.section((), file.data, ("description", FAMILIES))[FAMILIES]

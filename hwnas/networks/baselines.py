@@ -152,7 +152,8 @@ def count_params(model: nn.Module) -> int:
 
 
 def count_macs(model: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Return the multiply-accumulates of one image [c, h, w], by torch's flop counter (convolutions, products)."""
+    """Return the multiply-accumulates of one image [c, h, w], by torch's flop counter: convolutions and matrix
+    products."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 

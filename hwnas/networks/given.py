@@ -37,7 +37,7 @@ def register_module(module: nn.Module, mean: Sequence[float] | None = None, std:
     Args:
         module: The network. It takes float32 [n, c, h, w] and returns logits [n, classes]. It is copied.
         mean: The mean of pixels / 255 for each channel, by which its images are normalised. None takes the value in
-            timm's configuration of the module, or ImageNet's (0.5 if the images have not 3 channels).
+            timm's configuration of the module, or ImageNet's (0.5 if the images do not have 3 channels).
         std: The standard deviation, in the same way; give both or neither.
 
     Returns:

@@ -127,7 +127,7 @@ class Network(ABC):
         return self.build()
 
     def check_start(self) -> str:
-        """Return a sentence that the user should read about the pretrained weights of its start, or nothing.
+        """Return a sentence that the user should read about the pretrained weights that it starts from, or nothing.
 
         Raises:
             DataError: They do not fit the network that they should belong to.
@@ -175,7 +175,7 @@ class Network(ABC):
 class FoundNetwork(Network):
     """An architecture of a search space.
 
-    `pretrained`: the weights of the network that it is cut from, from which its training starts or started. `obvious`:
+    `pretrained`: the weights from which its training starts or started, of the network that it is cut from. `obvious`:
     its name among the obvious cuts, if it is a baseline of a search; empty for a network that was searched.
     """
 

@@ -93,8 +93,8 @@ class Graph:
 
     def adds_maps(self, node: NodeProto) -> bool:
         """Return whether `node` adds two maps, as residuals do, and not a map and a constant. Sums in a transformer's
-        stream, next to which layer norms read, do not count: a few values there are so large that the others vanish in
-        255 steps."""
+        stream, of which a layer norm reads an input or the result, do not count: a few values there are so large that
+        the others vanish in 255 steps."""
         return node.op_type == "Add" and self.maps.issuperset(node.input) and not any(
             reader.op_type == "LayerNormalization" for name in (*node.input, node.output[0])
             for reader in self.consumers.get(name, []))

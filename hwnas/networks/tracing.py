@@ -32,7 +32,7 @@ MOST_DEPENDENCIES = 2000  # in a group of channels: a DenseNet has 200
 LEAST_LAYERS = 2  # of a block that may be removed: a single layer is only a part of a block
 ACTIVATIONS = {"ReLU": "relu", "ReLU6": "relu6", "SiLU": "swish", "Swish": "swish", "Hardswish": "hard_swish",
                "HardSwish": "hard_swish", "GELU": "gelu"}  # by the class's name, torch's and timm's
-SLOW = ("swish", "hard_swish", "gelu")  # if a network has one of these, it is its activation, even if others are more
+SLOW = ("swish", "hard_swish", "gelu")  # one of these is a network's activation, even if others are more frequent
 
 _PATCHING = Lock()
 
@@ -325,7 +325,7 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
         with _bounded():
             graph = build_graph(model, channels)
             pruned_together = list_groups(graph, model)
-    except Exception:  # some graphs it cannot follow, and it has errors of its own: blocks may still be removed
+    except Exception:  # Torch-Pruning cannot follow some graphs: blocks may still be removed
         return [], {}
     names = {module: name for name, module in model.named_modules()}
     groups: list[ChannelGroup] = []
@@ -370,7 +370,7 @@ def _operators(model: nn.Module, shapes: Mapping[str, _Shape], stages: Sequence[
         if is_first:
             role = "stem"
         elif not strides[0]:
-            # It reads a vector: in a stage or block as squeeze-and-excite, elsewhere as what comes behind the pooling.
+            # It reads a vector: squeeze-and-excite if it is in a stage or block, otherwise a layer behind the pooling.
             role = "se" if stage_module or (block and not stages) else "linear"
         elif isinstance(module, nn.Conv2d) and module.groups == module.in_channels > 1:
             role = "depthwise"

@@ -83,7 +83,7 @@ _FLOATS = tuple(f"torch.{name}" for name in ("float16", "bfloat16", "float32", "
 FOLDER = "HWNAS_WEIGHTS"
 POSITIONS = "pos_embed"  # what a transformer has learnt for each place of an image
 _MOST_SHOWN = 6  # names of files in an error
-_IMAGENET_CLASSES = (1000, 1001, 11821, 21841, 21843)  # with other classes, nobody expects such a last layer to stay
+_IMAGENET_CLASSES = (1000, 1001, 11821, 21841, 21843)  # a last layer of so many classes is replaced without a remark
 _SHOWN = 3  # names of tensors in a sentence
 _LEARNT = ("weight", "bias", "gamma", "gamma_1", "gamma_2")  # ends of names; other tensors can be computed again
 
@@ -127,7 +127,7 @@ class Pretrained:
         return hashlib.sha256(f"{self.sha256}|{self.mean}|{self.std}".encode()).hexdigest()[:12]
 
     def facts(self) -> dict[str, Any]:
-        """Return the plain values that are stored: not `path` and `is_assumed`."""
+        """Return the plain values that are stored: all but `path` and `is_assumed`."""
         return {"file": self.file, "sha256": self.sha256, "licence": self.licence, "origin": self.origin,
                 "mean": list(self.mean), "std": list(self.std)}
 
@@ -287,8 +287,8 @@ def list_having(options: PretrainedOptions) -> list[str]:
 
 
 def find_tag(name: str, options: PretrainedOptions) -> str:
-    """Return the tag of the weights that are here of timm's network `name`, from their file's name or origin; empty if
-    neither names it. Raises errors as `find_pretrained` does."""
+    """Return the tag of the local weights of timm's network `name`, from their file's name or origin; empty if neither
+    names it. Raises errors as `find_pretrained` does."""
     path = _in_folders(name, options)
     tagged = _tagged(name, path, _facts(path))
     return str(tagged.tag) if tagged is not None else ""
@@ -338,7 +338,7 @@ def _in_folder(name: str, folder: Path) -> Path | None:
 
 
 def _network_of(stem: str) -> str:
-    """Return timm's network that a file name is of, or empty: the longest that fits, as resnet50_gn is not resnet50."""
+    """Return timm's network that a file is named after, the longest that fits (resnet50_gn, not resnet50), or empty."""
     return max((name for name in import_timm().list_models() if stem == name
                 or stem.startswith((f"{name}.", f"{name}-", f"{name}_"))), key=len, default="")
 

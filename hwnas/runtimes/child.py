@@ -132,7 +132,7 @@ def listen(lines: queue.Queue[Any], timeout_s: float, progress: Progress | None,
 
 @contextlib.contextmanager
 def limited_memory(megabytes: int) -> Iterator[None]:
-    """Let this process allocate `megabytes` more than it has now, in the block. It writes no core file from then on."""
+    """Limit this process in the block to `megabytes` more than it has now. It writes no core file from then on."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     earlier = resource.getrlimit(resource.RLIMIT_DATA)
     with contextlib.suppress(OSError, ValueError, StopIteration):
@@ -161,7 +161,7 @@ def serve(task: Task) -> int:
         runtime.check(target)
         import_module("onnx")  # and ONNX Runtime, before the limit, which is for the model alone
         import_onnxruntime()
-        # CUDA reserves far more address space than it uses, so that the limit is for CPUs only.
+        # CUDA reserves far more address space than it uses, so the limit is for CPUs only.
         with limited_memory(job["memory_mb"]) if target.device == "cpu" else contextlib.nullcontext():
             send(result=task(job, target, runtime, lambda share, note: send(share=share, note=note)))
     except HwnasError as error:

@@ -1,6 +1,6 @@
 """LiteRT on the CPU, formerly TensorFlow Lite: the runtime of phones and small boards. XNNPACK runs the nodes it can.
 
-A network is written as a .tflite file first (hwnas/networks/litert). An interpreter holds one input, so that each bound
+A network is written as a .tflite file first (hwnas/networks/litert). An interpreter holds one input, so each bound
 call has its own interpreter.
 """
 
@@ -73,7 +73,8 @@ class LiteRtRuntime:
         return write_tflite(onnx_path, target.batch)
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> LiteRtCompiled:
-        """Compile as the protocol says, .tflite files of hwnas too. A fallback is an error only with `refuse`."""
+        """Compile an ONNX file, or a .tflite file of hwnas, as the protocol says. A fallback is an error only with
+        `refuse`."""
         self.check(target)
         if is_tflite(onnx_path):
             content, meant = Path(onnx_path).read_bytes(), None
@@ -144,7 +145,7 @@ _announcements: list[str] = []
 
 @contextlib.contextmanager
 def _announced() -> Iterator[None]:
-    """Hide stderr in the first block that succeeds, as LiteRT says there, once, that it made its delegate."""
+    """Hide stderr until a block has succeeded: LiteRT prints there once that it made its delegate."""
     if _announcements:
         yield
         return

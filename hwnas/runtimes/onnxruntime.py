@@ -63,7 +63,7 @@ class OnnxRuntime:
         require(target, self.name, self.precisions, self.device)
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> OnnxRuntimeCompiled:
-        """See `hwnas.runtimes.runtime.Runtime`; what falls back is an error unless not `refuse`."""
+        """Compile, see `hwnas.runtimes.runtime.Runtime`. A fallback is an error only with `refuse`."""
         self.check(target)
         meant = quantised_in_file(onnx_path)
         # ONNX Runtime writes the graph that it will run: its operators show in which precision.
@@ -81,7 +81,7 @@ class OnnxRuntime:
     def open_session(self, path: str | os.PathLike[str], target: Target, *, model: bytes | None = None,
                      providers: Sequence[Any] = ("CPUExecutionProvider",), optimised: Path | None = None,
                      profile: Path | None = None, exact: bool = False) -> Any:
-        """Return a session of ONNX Runtime on a file, or on `model`, the bytes made of it; FileError if it cannot open.
+        """Return a session of ONNX Runtime on a file, or on the bytes `model`; FileError if it cannot open.
 
         `providers` are ONNX Runtime's. It writes the graph that it runs to `optimised`, and its profile to a file whose
         name begins with `profile`. An `exact` session sums int8 products in 32 bits on any CPU, more slowly.
@@ -101,7 +101,7 @@ class OnnxRuntime:
             options.enable_profiling, options.profile_file_prefix = True, str(profile)
         try:
             return ort.InferenceSession(model or os.fspath(path), options, providers=list(providers),
-                                        enable_fallback=0,  # to the CPU, which it would print
+                                        enable_fallback=0,  # none to the CPU, which it would also print
                                         disabled_optimizers=self.unwanted(target))
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             raise FileError(path, f"ONNX Runtime cannot compile it: {one_line(error)}") from error
@@ -133,8 +133,8 @@ class OnnxRuntime:
 
 
 def run_once(path: str | os.PathLike[str], images: NDArray[Any]) -> NDArray[np.float32]:
-    """Return a network's answer to `images` of its own type, without sums that saturate; FileError if it cannot be
-    run."""
+    """Return a network's answer to `images`, whose type is that of its input, without sums that saturate. FileError if
+    it cannot be run."""
     target = Target("once", "onnxruntime", "fp32", batch=len(images))
     return run_session(OnnxRuntime().open_session(path, target, exact=True), path, images)
 

@@ -42,7 +42,7 @@ _HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16", "fp16": "f16"}
 _CAPABILITIES = {"fp32": "FP32", "int8": "INT8", "bf16": "BF16"}
 _WEIGHTED = ("Convolution", "GroupConvolution", "FullyConnected", "MatMul")
 _PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "u8": "int8", "i8": "int8"}
-_REFERENCE = "ref"  # a beginning of the names of kernels in plain C++
+_REFERENCE = "ref"  # the beginning of the names of kernels in plain C++
 # OpenVINO counts whole microseconds, rounded down, so that half of one is added to every executed node.
 _ROUNDED_OFF_MS = 0.0005
 _ROUNDS, _WARM_UP = 8, 5  # rounds of a profile, and inferences of each that do not count
@@ -154,7 +154,7 @@ class OpenVinoRuntime:
         return self._wrap(compiled, onnx_path, target)
 
     def compile_graph(self, path: str | os.PathLike[str], target: Target, *, counters: bool = False) -> Any:
-        """Return OpenVINO's own compiled model, which with `counters` times each node; FileError if it has none."""
+        """Return OpenVINO's own compiled model, which with `counters` times each node; FileError if that fails."""
         try:
             model = self._core.read_model(os.fspath(path))
             shape = model.input(0).partial_shape

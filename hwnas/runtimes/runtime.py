@@ -135,7 +135,7 @@ class Runtime(Protocol):
 @runtime_checkable
 class OwnFormat(Protocol):
     """The further methods of a runtime with a file format of its own, in which its networks are deployed. `compile`
-    takes such a file in place of the ONNX file, with the same result. `suffix` ends the file's name, with its dot."""
+    takes such a file in place of the ONNX file, with the same result. `suffix` is that of its name, with the dot."""
 
     suffix: str
 
@@ -152,7 +152,7 @@ class Shown(Protocol):
     package: str
 
     def usage(self, file: str, target: Target) -> str:
-        """Return Python that runs `file` on `images`, float32 [n, c, h, w], as the target does, into `logits`."""
+        """Return Python that runs `file` on `images`, float32 [n, c, h, w], as the target does, and makes `logits`."""
 
 
 def deployed_of(onnx_path: Path, runtime: str) -> Path:
@@ -162,7 +162,7 @@ def deployed_of(onnx_path: Path, runtime: str) -> Path:
 
 
 def write_deployed(onnx_path: Path, target: Target) -> Path:
-    """Write the file of `deployed_of`, if it is another one; CandidateError if it cannot express the network."""
+    """Write the file of `deployed_of`, if it is another; CandidateError if its format cannot express the network."""
     runtime, path = load_runtime(target.runtime), deployed_of(onnx_path, target.runtime)
     if isinstance(runtime, OwnFormat):
         write_atomic(path, runtime.write(onnx_path, target))
@@ -187,7 +187,7 @@ def inspected(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Targe
 
 
 def threads_of(target: Target) -> int:
-    """Return the number of threads to use: the target's, or that of all cores that this process may use."""
+    """Return the number of threads to use: the target's, or one for each core that this process may use."""
     return target.threads or len(usable_cores())
 
 

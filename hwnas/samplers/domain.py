@@ -204,7 +204,7 @@ class Domain:
         return np.asarray(self.functions.canonical(codes), np.int64)
 
     def costs(self, codes: Codes) -> Array:
-        """Return known objectives [n, k] as costs (smaller is better), as logarithms if a whole sample is positive."""
+        """Return known objectives [n, k] as costs (smaller is better), a positive one (in all the sample) as a log."""
         return self._to_costs(self._objectives(codes))
 
     def over(self, codes: Codes) -> Array:

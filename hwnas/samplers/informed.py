@@ -39,18 +39,18 @@ class Context:
 
 def informed(context: Context, seed: int, n_startup_trials: int) -> KnownObjectiveSampler:
     """Return the sampler for `context`."""
-    network, objective = NetworkFunctions(context), context.objective
+    facts, objective = NetworkFunctions(context), context.objective
     functions = KnownFunctions(
-        network.costs if objective.minimised else None, network.features,
-        over=None if context.cap_ms is None else network.over_ms,
-        factor=network.rewards if objective.kind == "reward" else None, canonical=context.space.canonical_codes)
+        facts.costs if objective.minimised else None, facts.features,
+        over=None if context.cap_ms is None else facts.over_ms,
+        factor=facts.rewards if objective.kind == "reward" else None, canonical=context.space.canonical_codes)
     return KnownObjectiveSampler(
         {parameter.name: CategoricalDistribution(parameter.choices) for parameter in context.space.parameters},
         functions, learnt=_read_top1, n_startup_trials=n_startup_trials, seed=seed)
 
 
 def beliefs(study: optuna.Study, context: Context) -> dict[int, Belief]:
-    """Return the model's belief about each evaluated trial's top-1, by number, as `KnownObjectiveSampler.beliefs`."""
+    """Return the model's belief about each evaluated trial's top-1, by number: `KnownObjectiveSampler.beliefs`."""
     return informed(context, 0, LEAST).beliefs(study)
 
 

@@ -67,7 +67,7 @@ class TrainingCost:
 def choose_networks(candidates: Iterable[Contender], cap_ms: float | None = None, most: int = MOST) -> list[Contender]:
     """Return at most `most` networks of the front under the cap, the most accurate first, each of another family.
 
-    Each family has its most accurate network, as a race makes networks faster and never more accurate. If there are
+    Each family gives its most accurate network, as a race makes networks faster and never more accurate. If there are
     more families than `most`, the networks are spread over the front.
     """
     within = [each for each in candidates if cap_ms is None or each.latency_ms <= cap_ms]
@@ -118,8 +118,8 @@ def choose_around(pretrained: PretrainedOptions, image_size: int, targets: Seque
 
 def _choose(timed: dict[str, Contender], cap_ms: float | None, training_s: float | None,
             cost: Callable[[str], TrainingCost], failed: dict[str, str]) -> list[Contender]:
-    """Choose the networks that race. One that cannot be cut goes from `timed` to `failed`. If it is the last one, the
-    error of `cost` is raised."""
+    """Choose the networks that race. One that cannot be cut goes from `timed` to `failed`. If no other is left, not
+    even one that is too slow, the error of `cost` is raised."""
     candidates, costs, most, too_slow = dict(timed), dict[str, TrainingCost](), MOST, list[Contender]()
     while True:
         chosen = choose_networks(candidates.values(), cap_ms, most) if len(candidates) > 1 else [*candidates.values()]
@@ -149,8 +149,8 @@ def _choose(timed: dict[str, Contender], cap_ms: float | None, training_s: float
 
 
 def _is_time_for(costs: Sequence[TrainingCost], training_s: float) -> bool:
-    """Return whether `training_s` seconds suffice. Several networks and their cuts must be judged in their share of
-    them, which takes as long as FEWEST_STEPS of each. A single network needs time for FEWEST_STEPS."""
+    """Return whether `training_s` seconds suffice. Several networks and their cuts are judged in SEVERAL_SHARE of them,
+    which takes as long as FEWEST_STEPS of each. A single network needs FEWEST_STEPS in LEAST_SHARE of them."""
     if len(costs) == 1:
         return FEWEST_STEPS * costs[0].whole_s <= LEAST_SHARE * training_s
     return FEWEST_STEPS * sum(cost.known_s for cost in costs) <= SEVERAL_SHARE * training_s

@@ -37,7 +37,7 @@ def calibrate(plan: Plan, run: RunFolder, console: Console) -> tuple[CalibratedD
     decision = DECIDED.find(run.deployments) if several else None
     if decision is not None and decision["asked"] != target_names:
         decision = None  # opening the study will say what has changed
-    # An earlier process has decided which deployments the run has; otherwise all that can be calibrated are taken.
+    # If an earlier process has decided, only its deployments are taken; otherwise all that can be calibrated.
     calibrated: list[CalibratedDeployment] = []
     for deployment, calibration in _divide_minutes(plan.deployments, plan.space, plan.options.calibration):
         if decision is not None and deployment.target.name not in decision["targets"]:

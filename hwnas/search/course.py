@@ -37,7 +37,7 @@ class Length:
         n_smaller: networks on smaller images that are timed and judged at most; None: as many as suit `parts`.
         n_images: validation images by which networks are judged.
         first_threads: threads on which the first network is trained; None: as many as there are workers.
-        speedup: how many times as fast its steps are on these as on one thread; None: as `lines.THREADS` has it.
+        speedup: how many times as fast a step is on these as on one; None: their number to the power of THREADS.
     """
 
     step_s: Mapping[str, float]
@@ -53,7 +53,7 @@ class Length:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: object) -> Length:
-        """Return the length that `asdict` gave. StudyError, which names the run folder, if another version wrote it."""
+        """Return the length of what `asdict` gave. StudyError, with the run folder, if another version wrote it."""
         try:
             return cls(**{**values, "until": Deadline.of(values.get("until"))})
         except TypeError:
@@ -68,7 +68,8 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class KnownNetwork:
-    """A network that a race starts with, known by name. Without minutes its `step_s` is relative, by its MACs."""
+    """A network that a race starts with, known by name. `step_s` are the seconds of a step, measured before the race.
+    Without minutes they are not measured: they are relative, by multiply-adds."""
 
     name: str
     architecture: Architecture

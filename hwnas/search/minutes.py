@@ -55,7 +55,7 @@ DRAWN = 4  # random networks whose steps are timed
 ASKING_S = 0.5  # of a trial, besides training and validating: the sampler and the database
 _FEW_IMAGES = 64  # of a split, if nothing is timed
 _PROBED = 4  # steps, of which the first does not count
-LONG_LOOK_S = 0.5  # of steps that count; after so long a training that is only timed is ended
+LONG_LOOK_S = 0.5  # of steps that count; after so long, a training that is only timed is ended
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Pace:
 
     def most_steps(self, networks: Sequence[Network], seconds: float, workers: int, most: int) -> int:
         """Return the most steps, up to `most`, that fit into `seconds`; 0 if none do."""
-        # The seconds grow with the steps, but fall where a network begins to go on with a trial's (`steps_left`).
+        # The seconds grow with the steps, but fall when a network starts to go on with a trial's (`steps_left`).
         starts = sorted({1, *(2 * steps for steps in self.done.values() if 0 < 2 * steps <= most)})
         for start, end in reversed([*zip(starts, [*starts[1:], most + 1], strict=True)]):
             if n_fitting := bisect_right(range(start, end), seconds,
@@ -228,7 +228,7 @@ class _Stamps:
 def trials_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network], workers: int) -> float:
     """Return the seconds for the trials; 0 if a run goes on and has time for no more than its `finalists`.
 
-    A new run without that time takes up to MOST_OVERRUN times its minutes, or BudgetError names the least.
+    A new run takes up to MOST_OVERRUN times its minutes. If these are too few, BudgetError names the least.
     """
     # Everything after the trials: training, scoring and timing the finalists, and the report.
     rest = (pace.seconds(finalists, FEWEST_STEPS, workers) + len(finalists) * pace.scoring_s + LEAST_TIMING_S
@@ -312,7 +312,7 @@ def affordable(rows: Sequence[FrontRow], is_made: Callable[[FrontRow], bool], ea
                say: Callable[[str], None]) -> list[FrontRow]:
     """Return the rows whose files are made already, and as many others as can be exported in `left_s`, `each_s` each.
     At least one row is returned. Finalists come before baselines, baselines before controls. If only some of a kind
-    fit, they are spread over latency, with the slowest, mostly the most accurate. `say` receives the others."""
+    fit, they are spread over latency, with the slowest, mostly the most accurate. `say` names the others."""
     made_rows = [row for row in rows if is_made(row)]
     n = max(math.floor(left_s / max(each_s, 1e-9)), 0 if made_rows else 1)
     selected_ids = {row.id for row in made_rows}

@@ -147,8 +147,8 @@ def _listed(value: Any) -> tuple[str, ...]:
 class Plan:
     """A search as the options ask for it.
 
-    `out` is the run folder, which need not exist yet. `starts` has the pretrained weights of the networks that the
-    space's are cut from, by `Architecture.around`. If the user gave no T, `objective` has none until the latency model
+    `out` is the run folder, which need not exist yet. `starts` has the pretrained weights of the networks that are
+    cut, by `Architecture.around`. If the user gave no T, `objective` has none until the latency model
     is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration as it may be
     kept, `config` the one with passwords. `deployments` are all that a network may be deployed as. If there are
     several, `able` has the ones that can run each baseline, by `trained_id`. `parts` are the finalists at most.
@@ -230,7 +230,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     baselines = () if trials_only else _baselines(options, space, starts, info, console)
     able = _deployable(baselines, deployments, console)
     out = _out_of(options, options.space if options.around is None else space.name, info)
-    # The options of the estimator, which a race has none of.
+    # The options of the estimator: a race has none.
     own, parts = ({}, PARTS) if accuracy == RACE else (section(config, accuracy), FINALISTS)
     named = _named(config, options, deployments)
     return Plan(options, deployments, space, starts, out, accuracy, own, sampler, objective, recipe, baselines,

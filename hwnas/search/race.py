@@ -4,8 +4,8 @@ A line is a network in training. Training steps are scarce, so few networks shar
 the seconds follows from what was learnt so far. The file has the order of the rungs:
 
     known      The obvious networks, the whole one and its obvious cuts, get a fitted classifier
-               (`training/classifier.py`) and no step; then some of them on smaller images. Networks that a faster one
-               beats are dropped.
+               (`training/classifier.py`) and no step. Then some of them do on smaller images. Networks that a faster
+               one beats are dropped.
     first      The slowest network that is left trains in pieces at the full rate, until more pieces would hardly make
                it more accurate.
     finish     Its rate falls to zero, at the end with int8's rounding if that would cost accuracy. The others train in
@@ -51,7 +51,7 @@ ENOUGH_STEPS = 60  # of each network after the first: if fewer would be left, th
 FEWEST = 3  # networks, with the first
 LEAST_JUDGED = 5  # networks on smaller images that are timed and judged, at least
 FADING = 0.1  # exponent of the image's side in the top-1 that a network is judged to have
-SMALLER = 3 / 4  # of an image's side is that of the next smaller images that are judged, at most
+SMALLER = 3 / 4  # of an image's side, at most, is the side of the next smaller images that are judged
 WARMUP = 40  # steps of a leg that starts from other weights than the line had
 LEAST_STEPS = 20  # of any leg
 ROUNDED, LOSS = 0.25, 0.003  # share of a network's last steps with int8's rounding, if that loses more top-1 than LOSS
@@ -197,8 +197,8 @@ class Race:
         return filter(course.is_allowed, chosen)
 
     def _promise(self, line: Line, network: Architecture) -> float:
-        """Return what orders networks that are as fast. It is the top-1 that a line's network on smaller images would
-        be judged to have, by that of the line; or its multiply-adds, if the weights are random."""
+        """Return the value that orders equally fast networks. It is the top-1 that a line's network on smaller images
+        would be judged to have, by that of the line. If the weights are random, it is its multiply-adds."""
         right = line.right_after(KNOWN) if self.course.is_pretrained else None
         if right is None:
             return float(network.macs)
@@ -224,7 +224,7 @@ class Race:
                 yield from self._begin(line, lines)
 
     def _begin(self, line: Line, among: Sequence[Line]) -> Iterator[Train]:
-        """Yield the only leg of a line, which does not go on with its network on larger images."""
+        """Yield the only leg of a line that does not start from its network on larger images."""
         yield Train(FINISH, line, rounded=self._rounded,
                     anew=not line.steps and self._steps_of(line, among) > FITTED_STEPS)
 
@@ -307,8 +307,8 @@ class Race:
 
     @cached_property
     def _k(self) -> int:
-        """The most finalists: as planned, and one more whenever these are done before their minutes are. That happens
-        if making their files was timed in a bad moment. The additional one and each baseline must have as many seconds
+        """The most finalists: as planned, and one more whenever these are done while minutes are left. That happens if
+        making their files was timed in a bad moment. The additional one and each baseline must have as many seconds
         as the others had; `_wanted` leaves it out if these are too few steps."""
         length, done, most = self.length, len(self.finished), self.course.most_k
         if length.total_s is not None or most is None or not FEWEST <= length.parts <= done < most:

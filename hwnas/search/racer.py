@@ -153,7 +153,7 @@ class Racer(Worker[Train]):
                 "anew": job.anew, "place": sum(each.number < line.number for each in race.lines)}  # among lines
 
     def perform(self, job: Train, claimed: Mapping[str, Any]) -> Record:
-        """Train a leg. Raises StudyError if the state that it starts from is on another machine."""
+        """Train a leg. Raises TrainingError if the state before it is gone, StudyError if it is on another machine."""
         line = job.line
         try:
             key, right, facts = self._train(job, claimed)
@@ -284,7 +284,7 @@ class Racer(Worker[Train]):
 
     def _data(self, network: FoundNetwork, is_judged: bool) -> Dataset:
         """Return the data as a network receives them, with the validation images that decide and without test images.
-        For one that `is_judged` untrained, only the few training images that its classifier is fitted to."""
+        A network that `is_judged` untrained has only the few training images that its classifier is fitted to."""
         key = network.shape.image_size, network.normalisation, is_judged
         if key not in self._fed:
             data = self.setting.dataset

@@ -211,7 +211,7 @@ class ObviousCuts(Explorer):
         return clock.left_s - n_made * self._export_s() - timing_reserve_s(clock) - ENDING_S
 
     def _export_s(self) -> float:
-        """Return the seconds for exporting and scoring each of these networks."""
+        """Return the seconds for exporting and scoring each line and each baseline."""
         plan, pace = self.plan, self.pace
         assert pace is not None
         # Files are made by several processes at once, and scored one after another.
@@ -229,7 +229,7 @@ class ObviousCuts(Explorer):
         parts = min(plan.parts, max(FEWEST, int(EXPORT_SHARE * seconds / export_s)))
         making_s = parts * export_s
         seconds -= making_s
-        # 2. The slowest networks are left out, until the first one has time for FEWEST_STEPS.
+        # 2. The slowest networks are left out, until one has time for FEWEST_STEPS.
         able = dict(dropwhile(lambda item: LEAST_SHARE * seconds * speedup < FEWEST_STEPS * item[1], step_s.items()))
         if not able:
             needed_s = FEWEST_STEPS * [*step_s.values()][-1] / (LEAST_SHARE * speedup)
@@ -361,7 +361,8 @@ class ObviousCuts(Explorer):
 
 
 def _slowest_ms(space: SearchSpace, model: Latency | BestOf) -> float:
-    """Return the ms of the first known network, or else of the slowest one. CandidateError if none could be timed."""
+    """Return the latency in ms of the first known network; if that cannot be timed, of the slowest one that can.
+    Raises CandidateError if there is none."""
     mean_ms = model.predict_architectures([*space.known.values()]).mean
     if not (able := np.isfinite(mean_ms)).any():
         raise CandidateError(NOT_ONE)

@@ -169,8 +169,8 @@ def verified(explorer: Explorer, trials: Sequence[Mapping[str, Any]], console: C
 
 def _held_front(explorer: Explorer, making: BuildSettings, wanted: Sequence[FrontRow], kept: Container[str],
                 console: Console) -> list[FrontRow]:
-    """Return the verified front in the run folder, or nothing and say why. It has all `kept` networks, only wanted
-    ones, and no spoilt files."""
+    """Return the verified front in the run folder if it has all `kept` networks, only `wanted` ones and no spoilt file;
+    otherwise nothing, and a line says why."""
     plan, run = explorer.plan, explorer.run
     rows = [row for row in wanted if row.trained_id in kept]
     earlier = _read_verified(run, rows, wanted, asdict(making.recipe), plan.options.budget.p99_ms)

@@ -20,7 +20,7 @@ MOST_BYTES = 512 << 20  # of all files; of more, those of the most clearly beate
 
 
 def keep_weights(folder: Path, trial: FrozenTrial, estimate: Estimate, fingerprint: str) -> dict[str, Any]:
-    """Write the weights that an estimate comes with, and return the attributes that the trial has of them.
+    """Write the weights that an estimate comes with, and return the trial's attributes about them.
 
     Nothing is returned if there are none, or if no disk takes them: then a finalist starts anew.
     """
@@ -43,7 +43,7 @@ def find_weights(folder: Path, trials: Sequence[FrozenTrial]) -> dict[str, Train
 
 
 def remove_worst(folder: Path, trials: Sequence[FrozenTrial]) -> None:
-    """Remove weights down to MOST_BYTES, first of the network that the most others beat in top-1 and latency."""
+    """Remove weights down to MOST_BYTES, first of the one that the most others beat in top-1 and latency."""
     with_files = [trial for trial in trials if KEPT in trial.user_attrs and _file(folder, trial).is_file()]
     bytes_of = {trial.number: _file(folder, trial).stat().st_size for trial in with_files}
     points = {trial.number: (trial.user_attrs["top1_proxy"], trial.user_attrs["latency_ms_predicted"])

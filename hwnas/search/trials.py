@@ -101,7 +101,7 @@ class Sampled(Explorer):
         workers read in the study."""
         clock, pace, plan, until = self.clock, self.pace, self.plan, None
         if clock is not None and pace is not None:
-            # A killed command was training finalists: new trials would choose others, and waste their steps.
+            # If a killed command was training finalists, new trials would choose others, and waste their steps.
             in_training = STEPS in self.study.user_attrs and not self.run.report.exists()
             seconds = 0.0 if in_training else _trials_s(plan, clock, pace)
             rest_s, timing_s = clock.left_s - seconds, timing_reserve_s(clock)
@@ -138,7 +138,7 @@ class Sampled(Explorer):
     def trials(self, console: Console) -> list[dict[str, Any]]:
         """Return the rows of trials, with the top-1 that the model of all trials estimates for each evaluated network.
 
-        Other samplers can search where our model cannot (a cap that almost nothing keeps, costs of another package).
+        Other samplers can search if our model cannot (a cap that almost nothing keeps, costs of another package).
         Then the rows keep their own values, and a line says so.
         """
         trials, options = trial_rows(self.study), self.options

@@ -76,11 +76,11 @@ class BlockCoding:
         return tables
 
     def content(self) -> dict[str, Any]:
-        """Return the content that a space's fingerprint is made of. Two former options are in it with their values."""
+        """Return the content that a space's fingerprint is made of. Two former options are in it, at fixed values."""
         return {"definition": {**asdict(self.space), "widths": [1.0], "divisor": 8}}
 
     def canonical(self, full: Codes) -> Codes:
-        """Return codes in which fields without effect are 0. Equal rows are equal networks; few other rows are."""
+        """Return codes in which fields without effect are 0. Equal rows are equal networks, other rows rarely."""
         columns = np.array(full.T, order="C")
         for index, table in enumerate(self._stages):
             stage = columns[_first(index):_first(index + 1)]

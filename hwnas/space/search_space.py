@@ -88,7 +88,7 @@ class SearchSpace:
         """Read a space of blocks by name (from the user's folder, then the shipped ones) or by the path of a .yaml
         file. `hwnas.networks.around.load_space` reads spaces of cuts too.
 
-        `image_size` replaces the file's. Raises UnknownName for a name, SpaceError for a file that breaks a rule.
+        `image_size` replaces the file's. Raises UnknownName for an unknown name, SpaceError for a wrong file.
         """
         return cls.of_file(*read_space_file(name_or_path), channels, classes, image_size)
 
@@ -248,7 +248,7 @@ def read_space_file(name_or_path: str | os.PathLike[str]) -> tuple[SpaceFile, Pa
 
 def find_space(name_or_path: str | os.PathLike[str]) -> Path:
     """Return the path of a space's file. A path that ends in .yaml or .yml is taken as it is, a name is looked up.
-    Raises UnknownName."""
+    Raises UnknownName if there is no space of this name."""
     text = os.fspath(name_or_path)
     if text.endswith((".yaml", ".yml")):
         return Path(text).expanduser().absolute()

@@ -34,7 +34,7 @@ class Line:
     Attributes:
         number: Number of its trial.
         architecture: The network with its image size.
-        latency_ms: Its predicted latency.
+        latency_ms: Its latency in ms, as timed for the race.
         source: Number of the line that its weights came from; None: its weights were pretrained or random.
         move: The change from its source, such as `64 to 56 px`; empty for a network that is known by name.
         legs: Its legs in order: rung, steps, rates, seconds, and the images that its average then answered rightly. A

@@ -89,8 +89,8 @@ def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
     The columns are OF_EVERY_TRIAL. If the study minimises other costs than latency, the costs follow, after
     `objectives` with their names. If the search chooses among deployments, `deployment` follows: the one that is
     predicted to be the fastest. `state` is Optuna's. `outcome` is evaluated, infeasible (over the cap), duplicate,
-    failed (the candidate's own failure) or dropped (others beat it in the race). It is lost if the worker died before
-    it had a network, and "running" while the trial runs. Latencies are in ms, top-1 is from 0 to 1. A training took
+    failed (the candidate's own failure) or dropped (others beat it in the race). It is lost if the worker died and no
+    other did the work, and "running" while the trial runs. Latencies are in ms, top-1 is from 0 to 1. A training took
     `seconds`. `started` and `finished` are local ISO times. None: not known.
     """
     rows, first, costs = [], dict[str, int](), minimised(study)

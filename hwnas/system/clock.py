@@ -1,4 +1,4 @@
-"""The deadlines that processes share, safe against a clock that is set, and the time that a run has taken."""
+"""The deadlines that processes share, also when a clock is set, and the time that a run has taken."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Deadline:
 
     @classmethod
     def of(cls, values: object) -> Deadline | None:
-        """Return the deadline of which `asdict` made `values`, for a study or a file; None for no mapping."""
+        """Return the deadline of which `asdict` made `values`, for a study or a file; None if it is no mapping."""
         if not isinstance(values, Mapping):
             return None
         return cls(str(values["machine"]), float(values["at_s"]), float(values["unix_s"]))

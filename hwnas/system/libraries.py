@@ -81,7 +81,7 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-_IN_PLACE_OF = {"onnxruntime": "onnxruntime-gpu"}  # both are the module onnxruntime: one is installed
+_IN_PLACE_OF = {"onnxruntime": "onnxruntime-gpu"}  # both are the module onnxruntime, so only one is installed
 
 
 def version_of(package: str) -> str:

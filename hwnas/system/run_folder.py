@@ -382,8 +382,8 @@ class RunFolder(WorkFolder):
     def read_predictions(self) -> dict[str, NDArray[Any]]:
         """Return `predictions.npz`: `labels` and an array for each network id, in the order of the test set.
 
-        An array has classes [n], int32, or float32: confidences [n, classes] or objects [n, most, k]. Raises StudyError
-        if the file cannot be read.
+        An array has classes [n] as int32, or confidences [n, classes] or objects [n, most, k] as float32. Raises
+        StudyError if the file cannot be read.
         """
         try:
             arrays = read_npz(self.predictions, self.predictions.stat().st_size)

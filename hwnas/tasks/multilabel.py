@@ -107,7 +107,7 @@ class MultiLabel(Task):
         return RankedImages(answers, find_classes(targets, answers.shape[1]))
 
     def agreement(self, wanted: NDArray[Any], got: NDArray[Any]) -> dict[str, float]:
-        """Sum the smaller confidence over images, as a share of the sum of the larger. Half of the rest is lost."""
+        """Sum the smaller confidence over images, as a share of the sum of the larger. Half the rest counts as lost."""
         both = np.stack([self.answers(np.asarray(each, np.float32)) for each in (wanted, got)]).astype(float)
         least, most = both.min(0).sum(0), both.max(0).sum(0)
         overall, by_class = float(least.sum() / most.sum()), float(np.mean(least / most))

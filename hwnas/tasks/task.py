@@ -163,7 +163,7 @@ class Task(ABC):
         return targets
 
     def wanted_logits(self, targets: NDArray[Any], classes: int) -> NDArray[np.float64] | None:
-        """Return logits [n, classes], up to a factor, to fit a linear last layer to; None if the head has none."""
+        """Return logits [n, classes], up to a factor, for fitting a linear last layer before training; else None."""
         return None
 
     @abstractmethod

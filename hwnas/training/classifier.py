@@ -72,7 +72,7 @@ def fit_classifier(model: Any, data: Dataset) -> bool:
 
 def rows_of(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
     """Return the rows of the training images that a classifier of so many classes is fitted to: a stratified subset,
-    or all rows if there are few. Of its own result it returns all rows, though a subset may be a little too large."""
+    or all rows if there are few. Of an earlier result all rows are returned, as a subset may be a little larger."""
     n = min(MOST_IMAGES, max(IMAGES, IMAGES_A_CLASS * classes))
     return np.arange(len(labels)) if len(labels) <= SOME_MORE * n else subset(labels, n, 0)
 

@@ -245,7 +245,7 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
 
 def short_training(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, seed: int,
                    kept: tuple[Path, str] | None = None) -> Training:
-    """Return a training, which starts again after an interruption unless `kept` is given, see `train`."""
+    """Return a training that starts again after an interruption, unless `kept` is given, see `train`."""
     parts = lay_out(model, recipe), Batches(split, dataset, recipe, seed), recipe
     training = Training(*parts) if kept is None else KeptTraining(*parts, *kept)
     training.name = f"training by recipe {recipe.name}"

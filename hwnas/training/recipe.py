@@ -65,7 +65,7 @@ class Recipe:
 
     @classmethod
     def from_config(cls, config: Config, preset: Recipe, where: str = "recipe") -> Recipe:
-        """Return `preset` with the fields of `config` in its place. Raises UnknownName, ConfigError, TargetError.
+        """Return `preset` with fields of `config` in place of its own. Raises UnknownName, ConfigError, TargetError.
 
         If `config` gives `epochs`, the `min_steps` and `max_steps` of the preset have no effect.
         """
@@ -103,7 +103,7 @@ class Recipe:
         return {**values, "precision": "bf16" if self.precision == "bf16" else "fp32"}
 
     def batch_for(self, n_images: int) -> int:
-        """Return the images per step: `batch_size`, or fewer if an epoch would have less than eight steps."""
+        """Return the images per step: `batch_size`, or fewer if an epoch would have fewer than eight steps."""
         batch = max(2, min(self.batch_size, n_images // 8))
         return batch - batch % 2 if self.mixes else batch
 

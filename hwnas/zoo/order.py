@@ -22,7 +22,7 @@ from hwnas.space.search_space import spread
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 # Variances of log latencies: linear in the features, overall and by deployment; smooth in them; by family; by family in
-# a deployment; by network; of a measurement. LENGTH: distance at which features differ, in their deviations.
+# a deployment; by network; of a measurement. LENGTH: distance at which features differ, in standard deviations.
 LINEAR, DEPLOYMENT, SMOOTH, FAMILY, BOTH, NETWORK, NOISE, LENGTH = 9.0, 0.3, 0.08, 0.06, 0.02, 0.02, 0.005, 1.5
 BESIDE = 0.5  # cost of a pair whose network is in the wave already, because it is exported once
 ENOUGH = 2e-5  # share of the hypervolume that a wave's best pair must be expected to add
@@ -65,7 +65,7 @@ class CandidatePairs:
         return covariance
 
     def predict(self, timed: Places, log_ms: Array, at: Places) -> tuple[Array, Array]:
-        """Return means and standard deviations of measured log latencies of the pairs `at`, given the `timed` pairs."""
+        """Return means and standard deviations of log latencies of the pairs `at`, with the noise of measurements."""
         # The posterior of a Gaussian process; `own` is each pair's variance before any is timed.
         factor = scipy.linalg.cholesky(self.covariance(timed, timed) + NOISE * np.eye(len(timed)), lower=True)
         half = scipy.linalg.solve_triangular(factor, self.covariance(timed, at), lower=True)

@@ -127,7 +127,7 @@ def _inferred(proto: ModelProto) -> ModelProto:
 
 
 def _without_constants(proto: ModelProto) -> ModelProto:
-    """Replace every node that does not depend on the images by its result, in place; shapes of maps are such, too."""
+    """Replace every node that does not depend on the images, such as shapes of maps, by its result, in place."""
     constants = {weight.name: weight for weight in proto.graph.initializer}
     shapes = _shapes(proto)
     nodes = []
@@ -168,7 +168,7 @@ def _unknown(proto: ModelProto) -> str:
 
 
 class _Lowering:
-    """One pass over the nodes in their order, in which, as ONNX guarantees, they can run."""
+    """One pass over the nodes in their order: ONNX guarantees that each comes after the nodes that it reads from."""
 
     def __init__(self, proto: ModelProto) -> None:
         self.graph = Graph(proto)
@@ -322,7 +322,7 @@ class _Lowering:
         levels = value.levels if levels else None
         kind, operands = "PAD", [source, self.made.constant(f"{label}/pads", np.array(
             [[0, 0], [top, bottom], [left, right], [0, 0]], np.int32))]
-        if filler != 0:  # in int8 only of a max pooling, which pads with the least level
+        if filler != 0:  # in int8 only a max pooling has one: the least level
             least = np.asarray(-128, np.int8) if levels else np.asarray(filler, np.float32)
             kind, operands = "PADV2", [*operands, self.made.constant(f"{label}/filler", least, levels)]
         return self.step(kind, operands, shape, f"{label}/pad", "PadOptions" if filler == 0 else "PadV2Options", levels)

@@ -55,7 +55,7 @@ class Levels:
 
 @dataclass(slots=True)
 class TfliteFile:
-    """A file with one graph under construction. An index refers to a tensor."""
+    """A file with one graph under construction. Operators refer to tensors by their index."""
 
     _tensors: list[Any] = field(default_factory=list)
     _operators: list[Any] = field(default_factory=list)

@@ -51,7 +51,7 @@ class BlockKind:
         raise NotImplementedError
 
     def norm_elements(self, block: BlockSpec) -> int:
-        """Return the elements that norms read, without norms that a runtime folds into a convolution (batch norms)."""
+        """Return how many elements norms read, without norms that runtimes fold into a convolution (batch norms)."""
         return 0
 
     def norm_params(self, block: BlockSpec) -> int:
