@@ -178,8 +178,8 @@ def _why_left(other: Contender, chosen: Sequence[Contender], timed: Sequence[Con
     for each in sorted(timed, key=lambda each: -each.top1):
         if each is not other and each.top1 >= other.top1 and each.latency_ms <= other.latency_ms:
             return f"{each.name} is no slower and no less accurate"
-    kin = next((each.name for each in chosen if each.family == other.family), "")
-    return f"{kin} is of its family" if kin else "there is no place or time for more networks"
+    kin = next((each.name for each in chosen if each.family == other.family and each.top1 >= other.top1), "")
+    return f"{kin} is of its family" if kin else "there is no place or time for it"
 
 
 def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, target: Target, seed: int

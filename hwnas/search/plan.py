@@ -214,7 +214,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     if not trials_only:  # a misspelt name is answered before networks are timed, fetched or traced
         check_names(options.baselines or ())
     if options.around == AUTO:
-        _check_no_estimates(config, options)
+        _check_no_estimates(config, options, trials_only)
         options = _choose(options, info, deployments, recipe, console)
     space, starts = _space(options, info, console)
     _check_head(space, info)
@@ -223,7 +223,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     # Networks that are cut from others race; all others are estimated.
     accuracy = RACE if space.arounds else options.accuracy or PROXY
     if accuracy == RACE:
-        _check_no_estimates(config, options)
+        _check_no_estimates(config, options, trials_only)
         _check_race(options, space, at_hand or trials_only, console)
     else:
         check_controls(options, space)
@@ -325,12 +325,12 @@ def _check_race(options: PlanOptions, space: SearchSpace, can_time: bool, consol
                           "over ssh: device=user@host; or run the search over there.")
 
 
-def _check_no_estimates(config: Config, options: PlanOptions) -> None:
-    """Raise ConfigError for options of a search by estimates."""
-    if config.get(PROXY):
+def _check_no_estimates(config: Config, options: PlanOptions, trials_only: bool) -> None:
+    """Raise ConfigError for options of a search by estimates. A worker is not refused what its search was given."""
+    if config.get(PROXY) and not trials_only:
         raise ConfigError(f"{PROXY}.{next(iter(config[PROXY]))}: a race estimates nothing. Leave {PROXY} out; "
                           "finalists.recipe has the options of its trainings.")
-    if options.max_asks is not None:
+    if options.max_asks is not None and not trials_only:
         raise ConfigError(f"max_asks={options.max_asks}: a race asks no sampler. Leave max_asks out.")
     if options.accuracy not in (None, RACE):
         raise ConfigError(f"accuracy={options.accuracy}: cuts of a network race, and a race estimates nothing. Leave "

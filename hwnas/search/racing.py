@@ -201,7 +201,9 @@ class ObviousCuts(Explorer):
             threads, speedup = self._threads_of_first(length.step_s, console)
             length = replace(length, first_threads=threads, speedup=speedup)
         parts = min(begun.parts, plan.parts)  # a lower finalists.k counts from now on
-        return replace(length, parts=parts, until=Deadline.after(self._seconds(parts)), making_s=self._export_s())
+        n_finished = sum(FINISH in line.rungs for line in read_lines(self.study, plan.space))
+        seconds = self._seconds(max(parts, n_finished))
+        return replace(length, parts=parts, until=Deadline.after(seconds), making_s=self._export_s())
 
     def _seconds(self, n_raced: int) -> float:
         """Return the seconds for training, without exporting, scoring and timing the baselines and `n_raced` lines."""
