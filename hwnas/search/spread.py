@@ -43,7 +43,8 @@ def spread_over_latency(networks: Sequence[Architecture], latency_ms: Callable[[
     """Choose at most `n` networks that are spread over the logarithm of latency, from the fastest to `bound_ms`.
 
     A network counts if none that is as fast promises as much. Each of `n` equal parts of the range that has any gives
-    the network that promises the most. The first part gives its fastest one: nothing else keeps a tight cap. Slowest first.
+    the network that promises the most. The first part gives its fastest one: nothing else keeps a tight cap. The
+    slowest comes first.
     """
     front: list[Architecture] = []
     for each in sorted(networks, key=lambda each: (latency_ms(each), -promise(each))):
