@@ -221,7 +221,7 @@ def auto() -> Rows:
                             ("auto_photographs", "trashnet, 20, 0")):
         for name, told in document(f"race/results/{results}/summary.json").items():
             rows.append([name, length, *(with_interval(of, 1, 0.0) for of in told["points_ahead"]),
-                         *(shown(100 * told[key], 1) for key in ("best", "best_of_auto"))])
+                         *(shown(100 * told[key], 1) for key in ("best", "best_of_arm"))])
     return rows
 
 
@@ -231,7 +231,7 @@ def promise() -> Rows:
     for images, label in (("trashnet", "trashnet 96 px, 6 min, seed 1"), ("eurosat", "eurosat 64 px, 6 min, seed 0")):
         of = document(f"race/results/promise/{images}/summary.json")["before"]
         rows.append([label, *(with_interval(third, 1, 0.0) for third in of["points_ahead"]),
-                     *(shown(100 * of[key], 1) for key in ("best", "best_now"))])
+                     *(shown(100 * of[key], 1) for key in ("best", "best_of_arm"))])
     return rows
 
 

@@ -28,12 +28,12 @@ one. All networks are exported and quantised by one recipe and answer as int8 fi
     point; the mean of the logarithm over each third.
 
 (1) and (2) were written before the first table, except for the fast end of (2): it was the fastest network of both
-arms. (3) and the arm `sizes` were written before the runs of twenty minutes. Up to then the cuts answered in fp32
-alone, as those of runs without int8 answers of theirs still do. That all answer as int8 files was written before the
-runs of which it is told. TrashNet and groceries, and EuroSAT with MobileNetV2, are no fresh test: sixteen states of the
-race ran on their test images, and were chosen by them (results/minutes/tried.csv). The race was chosen on seed 0 of
-Lite0, which is left out. How fast the machine trained in race and cuts is in step_seconds.csv: seconds of a race's legs
-over their steps, judging included.
+arms. (3) and the arm `sizes` were written before the runs of twenty minutes. Until 2026-11-30 the cuts answered in fp32
+alone; summary.json says of each run in which precision they do (cuts_answer). That all answer as int8 files was written
+before these runs. TrashNet and groceries, and EuroSAT with MobileNetV2, are no fresh test: sixteen states of the race
+ran on their test images, and were chosen by them (results/minutes/tried.csv). The race was chosen on seed 0 of Lite0,
+which is left out. How fast the machine trained in race and cuts is in step_seconds.csv: seconds of a race's legs over
+their steps, judging included.
 """
 
 from __future__ import annotations
