@@ -1,10 +1,10 @@
 """The race around pretrained networks: which is trained next, for how long, from whose weights, and which is dropped.
 
-A line is a network in training. Training steps are scarce, so few networks share them. The division of
-the seconds follows from what was learnt so far. The file has the order of the rungs:
+A line is a network in training. Training steps are scarce, so few networks share them. The lines so
+far decide how the seconds are divided. The file has the order of the rungs:
 
     known      The obvious networks, the whole one and its obvious cuts, get a fitted classifier
-               (`training/classifier.py`) and no step. Then some of them do on smaller images. Networks that a faster
+               (`training/classifier.py`) and no step. Then so do some of them on smaller images. Networks that a faster
                one beats are dropped.
     first      The slowest network that is left trains in pieces at the full rate, until more pieces would hardly make
                it more accurate.
