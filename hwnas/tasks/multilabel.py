@@ -107,10 +107,12 @@ class MultiLabel(Task):
         return RankedImages(answers, find_classes(targets, answers.shape[1]))
 
     def agreement(self, wanted: NDArray[Any], got: NDArray[Any]) -> dict[str, float]:
-        """Sum the smaller confidence over images, as a share of the sum of the larger. Half the rest counts as lost."""
+        """Sum the smaller confidence over images, as a share of the sum of the larger. Half the rest counts as lost. A
+        class agrees if every confidence in it is 0."""
         both = np.stack([self.answers(np.asarray(each, np.float32)) for each in (wanted, got)]).astype(float)
-        least, most = both.min(0).sum(0), both.max(0).sum(0)
-        overall, by_class = float(least.sum() / most.sum()), float(np.mean(least / most))
+        least, most = (np.append(sums, sums.sum()) for sums in (both.min(0).sum(0), both.max(0).sum(0)))
+        *of_class, overall = np.divide(least, most, out=np.ones_like(most), where=most != 0).tolist()
+        by_class = float(np.mean(of_class))
         return {"agreement": overall, "lost": (1 - overall) / 2, "by_class_agreement": by_class,
                 "by_class_lost": (1 - by_class) / 2}
 

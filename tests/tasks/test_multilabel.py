@@ -56,6 +56,14 @@ def test_a_class_of_one_image_is_missing_in_some_draws() -> None:
     assert 0 <= low <= high <= 1
 
 
+def test_a_class_that_neither_network_sees_agrees() -> None:
+    logits = np.array([[2.0, -200.0], [-1.0, -200.0]])
+    assert TASK.agreement(logits, logits)["by_class_agreement"] == 1
+    assert TASK.agreement(logits[:, 1:], logits[:, 1:])["agreement"] == 1
+    assert 0 < TASK.agreement(logits, logits - 1)["by_class_lost"] < 0.25
+    assert np.isnan(TASK.agreement(logits, logits * np.nan)["agreement"])
+
+
 def test_the_loss_is_least_for_the_classes_that_are_there() -> None:
     boxes = torch.full((2, 3, 5), -1.0)
     boxes[0, :2, 0] = torch.tensor([2.0, 0.0])
