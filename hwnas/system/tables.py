@@ -95,19 +95,24 @@ def read_frame(text: str, columns: Columns) -> pandas.DataFrame:
 
 def _values(text: str, columns: Columns) -> dict[str, list[Any]]:
     """Return the values by column. Raises ValueError for text that is no table, and for a cell of another type."""
-    lines, cells = list[list[str]](), 0
+    lines, numbers, cells = list[list[str]](), list[int](), 0
     try:
-        for line in filter(None, csv.reader(io.StringIO(text, newline=""))):
-            lines.append(line)
-            if (cells := cells + len(line) + _LINE) > _MOST_CELLS:
+        reader, start = csv.reader(io.StringIO(text, newline="")), 1  # the first line of a row in the text
+        for line in reader:
+            if line:
+                lines.append(line)
+                numbers.append(start)
+                cells += len(line) + _LINE
+            start = reader.line_num + 1
+            if cells > _MOST_CELLS:
                 raise ValueError(f"more than {_MOST_CELLS // _LINE} lines, or as much in cells.")
     except csv.Error as error:
         raise ValueError(f"not a table ({error}).") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in zip(numbers, lines, strict=True):
         if len(line) != len(lines[0]):
             raise ValueError(f"line {number}: {len(line)} cells where the first line has {len(lines[0])}.")
     return {name: [_value(line[column], columns.get(name, str | None), f"line {number}: {name}")
-                   for number, line in enumerate(lines[1:], 2)]
+                   for number, line in zip(numbers[1:], lines[1:], strict=True)]
             for column, name in enumerate(lines[0] if lines else ())}
 
 

@@ -98,6 +98,13 @@ def test_a_torn_cell_is_told_by_place(tmp_path: Path) -> None:
         run.read_trials()
 
 
+def test_blank_lines_count_in_the_place_of_a_fault() -> None:
+    with pytest.raises(ValueError, match="line 6: n cannot be 'x'"):
+        read_table('\nn,text\n\n1,"a\nb"\nx,c\n', {"n": int})
+    with pytest.raises(ValueError, match="line 4: 1 cells"):
+        read_table("n,text\n\n1,a\n2\n", {"n": int})
+
+
 @pytest.mark.parametrize(("name", "cell"), [
     ("=1+1", "'=1+1"), ("+1", "+1"), ("-1.5", "-1.5"), ("-1+1", "'-1+1"), ("-x", "'-x"),
     ("@sum", "'@sum"), ("\t=1", "\\t=1"), ("a\x1b[0m", "a\\x1b[0m"),
