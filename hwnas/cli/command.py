@@ -60,6 +60,7 @@ _HOLDS = {  # data set, and the files by which a folder is known as one for it
 _NAMES_OF_YOLO = ("classes.txt", "train/classes.txt")  # beside other layouts, too, so it is tried last
 _QUOTES = "'\""
 _without_passwords = partial(hidden, whole=True)
+_DEPLOYMENTS = re.compile(rb"^[^#\n]*\bdeployments[\"']?\s*:", re.MULTILINE)  # the key of a set of targets
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 # The paths, ids and names of all commands, whose values are taken as they are typed.
 _PATHS = ("out", "run", "id", "architecture", "host", "device_name", "key", "dataset.root", "space",
@@ -156,7 +157,7 @@ def target_names(command: str) -> list[str]:
 def _is_set(target: str) -> bool:
     path = file_in("target", target)
     try:
-        return path is not None and b"deployments:" in path.read_bytes()
+        return path is not None and _DEPLOYMENTS.search(path.read_bytes()) is not None
     except OSError:  # an error for the command that chooses it
         return False
 

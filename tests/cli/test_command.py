@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hwnas.cli.command import compose, kept, names_in, reader_of, run_command
+from hwnas.cli.command import compose, kept, names_in, reader_of, run_command, target_names
 from hwnas.errors import ConfigError, HwnasError
 from hwnas.search.__main__ import main
 from hwnas.system.paths import shipped
@@ -183,3 +183,13 @@ def test_a_path_is_read_by_what_it_holds(files: str, reader: str, tmp_path: Path
 def test_a_target_that_is_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="target is given twice"):
         compose("search", ["target=ort_int8", "target=ort_fp32"])
+
+
+def test_a_comment_makes_no_set_of_targets(hwnas_home: Path) -> None:
+    folder = hwnas_home / "conf" / "target"
+    folder.mkdir(parents=True)
+    (folder / "one.yaml").write_text("# one of the deployments: of all\nname: one  # not deployments: of a set\n")
+    (folder / "several.yaml").write_text("name: several\n'deployments' : [one]\n")
+    assert "one" in target_names("benchmark")
+    assert {"several", "cpu"} & {*target_names("benchmark")} == set()
+    assert {"one", "several", "cpu"} <= {*target_names("search")}
