@@ -18,7 +18,7 @@ def add_objects(proto: Any, image_size: int, confidence: float) -> str:
     Args:
         proto: An ONNX graph with one output, which `boxes.decode` could read.
         image_size: The side of the network's images, in pixels.
-        confidence: The least confidence of an object.
+        confidence: Objects of a higher confidence are kept. `pick` also keeps those of just this one.
 
     Returns:
         A description of the output.
