@@ -51,7 +51,11 @@ def inspect_dataset(config: Config) -> DatasetInfo:
 
 
 def list_classes(config: Config, seed: int) -> Sequence[str]:
-    """Return the names of the classes, in the order of labels. Raises what `load_dataset` does before decoding."""
+    """Return the names of the classes, in the order of labels, without decoding images.
+
+    Raises DataError if the data set cannot be listed, or if a class has too few images to be split. Copies count here,
+    and a single class passes: `load_dataset` refuses more.
+    """
     options = DatasetOptions.from_config(config)
     listing = _listing(options)
     split(listing.parts, listing.class_names, options, seed, listing.where)
