@@ -33,6 +33,7 @@ _LEFT_BEHIND = {"__macosx", "@eadir", "#recycle", "$recycle.bin", "lost+found", 
                 "__pycache__", "thumbs.db", "ehthumbs.db", "desktop.ini"}  # made by systems, besides hidden files
 _LEFT_REASON = "hidden or made by a system"
 _UP_REASON = "link to a folder that is listed already"
+_BESIDE_REASON = "image beside folders"
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 PLUGINS = (".avif", ".heic", ".heif")  # read if this Pillow can
 ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
@@ -165,7 +166,7 @@ def _folders(folder: Path, left_out: Counter[str]) -> list[str]:
                 # The listing itself says what a plain file is; others need a call of the system.
                 status = None if entry.is_file(follow_symlinks=False) else _status(entry)
                 if status is None or not stat.S_ISDIR(status.st_mode):
-                    left_out.update(["image beside folders"] * is_image(entry.name))
+                    left_out.update([_BESIDE_REASON] * is_image(entry.name))
                 elif (status.st_dev, status.st_ino) in ancestors:
                     left_out[_UP_REASON] += 1
                 else:
@@ -215,14 +216,20 @@ def _find_nested(root: Path, names: Sequence[str]) -> Path | None:
 
 
 def _refuse_versions(folder: Path, names: Sequence[str]) -> None:
-    """Raise DataError if the folders of classes are versions of one data set, as color/ and grayscale/: they hold the
-    same folders, more than there are versions. Also if one of them holds folders that are called as other classes."""
-    inner_of = {name: tuple(names_in) for name in names if len(names_in := _folders(folder / name, Counter())) > 1}
+    """Raise DataError if the folders of classes are folds, or versions of one data set, as color/ and grayscale/. Then
+    all hold the same folders of images and nothing else, or two hold the same, more than there are versions. Also if
+    one of them holds folders that are called as other classes."""
+    beside = Counter[str]()  # counts images that are in no inner folder
+    inner_of = {name: tuple(names_in) for name in names if len(names_in := _folders(folder / name, beside)) > 1}
+    are_alike = len(inner_of) == len(names) > 1 == len({*inner_of.values()}) and not beside[_BESIDE_REASON] and all(
+        any(image_files(str(folder / name / inner), 0, Counter())) for name in names for inner in inner_of[name])
     for name, folders in inner_of.items():
         twins = [other for other, other_inner in inner_of.items() if other_inner == folders and other != name]
-        if twins and len(inner_of) == len(names) < len(folders):
+        if twins and (are_alike or len(inner_of) == len(names) < len(folders)):
             raise DataError(f"{folder}: {name}/ and {twins[0]}/ hold the same folders, such as {folders[0]}/. If they "
-                            f"are versions of one data set, give one: dataset.root={folder / name}.")
+                            f"are versions of one data set, give one: dataset.root={folder / name}. If they are folds, "
+                            "join their folders of one name. If they are classes, move the images of each into one "
+                            "folder.")
         if {*folders} <= {*names} - {name}:
             raise DataError(f"{folder}: {name}/ holds folders that are called as the classes beside it, such as "
                             f"{folders[0]}/. Move their images into the classes, or {name}/ away.")

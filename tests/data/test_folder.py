@@ -326,6 +326,8 @@ def test_every_file_is_read_or_counted_by_reason(tmp_path: Path) -> None:
         ("train/train/a test/test/a", "classes are further down, in train/. Move them up"),
         ("train/images/a train/images/b val/images/a", "classes are further down, in images/"),
         ("color/a color/b color/c gray/a gray/b gray/c", "versions of one data set, give one: dataset.root="),
+        ("fold1/cat fold1/dog fold2/cat fold2/dog fold3/cat fold3/dog", "hold the same folders, such as cat/.*If they "
+                                                                        "are folds, join"),
         ("a b augmented/a augmented/b", "called as the classes beside it"),
         ("cat/train cat/test dog/train dog/test", "each class has a train/ of its own"))),
     *((dict.fromkeys(layout.split(), 1), rf"Did you mean dataset\.root=\S*/here/{meant}\?") for layout, meant in (
@@ -336,6 +338,14 @@ def test_what_cannot_be_learnt_from_is_refused_and_its_right_place_named(tmp_pat
     (tmp_path / "here").mkdir()
     with pytest.raises(DataError, match=said):
         load(fill(tmp_path / "here", classes))
+
+
+def test_folders_in_classes_are_read_unless_all_hold_the_same_images(tmp_path: Path) -> None:
+    fill(tmp_path / "years", dict.fromkeys(("cat/2021", "cat/2022", "dog/2021", "dog/2023"), 4))
+    fill(tmp_path / "notes", {"cat/images": 4, "cat/notes": 0, "dog/images": 4, "dog/notes": 0})
+    fill(tmp_path / "beside", {"cat": 4, "cat/old": 4, "cat/new": 4, "dog/old": 4, "dog/new": 4})
+    for root in tmp_path.iterdir():
+        assert load(root).class_names == ("cat", "dog")
 
 
 def test_places_that_are_no_data_set(tmp_path: Path) -> None:
