@@ -21,7 +21,7 @@ from hwnas.lazy import PIL
 
 MOST_BOXES = 1000  # of an image
 FEW = 10  # boxes; fewer are not checked for their unit
-_ORIENTATION, _LYING = 0x0112, 5  # EXIF's tag, and the first of its values that swap width and height
+_ORIENTATION, _LYING = 0x0112, 5  # EXIF's tag, and the first of its values, 1 to 8, that swap width and height
 _CLOSE = 0.01  # share of a side by which a box may reach beyond its picture without a remark: annotations are rounded
 _NO_AREA, _OUTSIDE, _CLIPPED = "without area", "outside of their image", "that reach beyond their image, clipped"
 
@@ -92,19 +92,31 @@ class BoxReader:
 
     def size_of(self, path: Path) -> tuple[int, int]:
         """Return width and height of a picture as its annotations mean it, or 1 and 1 if it is not there, which
-        `listing` reports. DataError if it cannot be read."""
+        `listing` reports. DataError if it cannot be read, or if it may be turned against its boxes."""
         if not path.is_file():
             return 1, 1
         try:
-            return self._look_at(path)[1]
+            _, seen, orientation = self._look_at(path)
         except (*TORN, PIL.Image.DecompressionBombError) as error:
             raise DataError(f"{path}: no width and height are said of it, and it cannot be read ({error}).") from None
+        self._refuse_turned(path, orientation)
+        return seen
 
-    def _look_at(self, path: Path) -> tuple[tuple[int, int], tuple[int, int], bool]:
-        """Return a picture's size in its file and as seen, and whether EXIF swaps its sides. Nothing is decoded."""
+    def _look_at(self, path: Path) -> tuple[tuple[int, int], tuple[int, int], int]:
+        """Return a picture's size in its file and as `upright` has it, and its EXIF orientation. Nothing is decoded."""
         with PIL.Image.open(path) as image:
-            is_turned = PIL.Image.Image.getexif(image).get(_ORIENTATION, 1) >= _LYING
-            return image.size, image.size[::-1] if is_turned and self.options.upright else image.size, is_turned
+            # Pillow turns TIFF files itself.
+            value = 1 if image.format == "TIFF" else PIL.Image.Image.getexif(image).get(_ORIENTATION)
+            orientation = value if value in range(1, 9) else 1
+            is_swapped = orientation >= _LYING and self.options.upright
+            return image.size, image.size[::-1] if is_swapped else image.size, orientation
+
+    def _refuse_turned(self, path: Path, orientation: int) -> None:
+        """Raise DataError if EXIF turns or mirrors a picture, unless `upright` says that its boxes are of what a person
+        sees."""
+        if orientation > 1 and not self.options.upright:
+            raise DataError(f"{path} is turned by its EXIF orientation, and boxes are mostly of pictures as a person "
+                            "sees them. Set dataset.upright=true.")
 
     def listing(self, parts: Mapping[str, Sequence[MarkedPicture]], names: Sequence[str], files: Sequence[Path]
                 ) -> Listing:
@@ -153,18 +165,23 @@ class BoxReader:
                             "shares of the sides.")
 
     def _check_sizes(self, pictures: Sequence[MarkedPicture]) -> None:
-        """Raise DataError if a picture has another shape than its annotation says, as one that a camera turned."""
+        """Raise DataError if a picture has another shape than its annotation says, as one that a camera turned. It is
+        also raised if a turned picture has the same shape either way, and no other one says which way boxes are."""
+        turned: tuple[Path, int] | None = None
+        is_said = False
         for each in pictures:
             try:
-                size, seen, is_turned = self._look_at(each.path)
+                size, seen, orientation = self._look_at(each.path)
             except (*TORN, PIL.Image.DecompressionBombError):
                 continue  # the decoder says why
-            if each.width == each.height == 1:  # boxes as shares, mostly of what a person sees
-                if is_turned and not self.options.upright:
-                    raise DataError(f"{each.path} is turned by its EXIF orientation, and boxes are mostly of pictures "
-                                    "as a person sees them. Set dataset.upright=true.")
+            if each.width == each.height == 1:  # boxes as shares
+                self._refuse_turned(each.path, orientation)
                 continue
             if seen == (round(each.width), round(each.height)):
+                if orientation >= _LYING and size[0] != size[1]:
+                    is_said = True
+                elif orientation > 1:
+                    turned = turned or (each.path, orientation)
                 continue
             if seen[::-1] == (round(each.width), round(each.height)):
                 raise DataError(f"{each.path}: {seen[0]} x {seen[1]} px, {each.width:g} x {each.height:g} in the "
@@ -172,6 +189,8 @@ class BoxReader:
                                 f"{str(not self.options.upright).lower()}.")
             raise DataError(f"{each.path}: {size[0]} x {size[1]} px in the file, {each.width:g} x {each.height:g} in "
                             "the annotations. Give the images that were annotated.")
+        if turned is not None and not is_said:
+            self._refuse_turned(*turned)
 
     def _remarks(self, boxes: Mapping[str, NDArray[np.float32]], names: Sequence[str]) -> list[str]:
         """Return sentences on odd boxes, classes without any, and images without objects."""

@@ -53,6 +53,54 @@ def test_pictures_are_stretched_and_nothing_is_cut_off(tmp_path: Path) -> None:
     assert data.preparation.of_facts(data.preparation.facts()).whole
 
 
+def turn(path: Path, orientation: int) -> None:
+    """Store a picture so that a viewer, who turns it by its EXIF orientation, shows it as it was."""
+    exif = Image.Exif()
+    exif[274] = orientation
+    with Image.open(path) as image:
+        image.transpose(INVERSE[orientation]).save(path, exif=exif)
+
+
+INVERSE = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+           6: Image.Transpose.ROTATE_90}
+
+
+@pytest.mark.parametrize("orientation", INVERSE)
+@pytest.mark.parametrize("write", [write_coco, write_yolo, write_voc])
+def test_boxes_and_pixels_are_turned_alike_or_refused(write: Any, orientation: int, tmp_path: Path) -> None:
+    name, root = write.__name__.removeprefix("write_"), write(tmp_path, PARTS)
+    wanted = load(name, root)
+    turn(sorted(root.rglob("*.png"))[0], orientation)
+    with pytest.raises(DataError, match=r"dataset\.upright=true"):
+        load(name, root)
+    upright = load(name, root, upright=True)
+    for part in ("train", "validation", "test"):
+        assert np.array_equal(getattr(upright, part).images, getattr(wanted, part).images)
+        assert np.array_equal(getattr(upright, part).boxes, getattr(wanted, part).boxes)
+
+
+def test_a_picture_whose_sides_are_swapped_says_how_boxes_of_others_are_meant(tmp_path: Path) -> None:
+    def swap_sides(content: dict[str, Any]) -> None:
+        content["images"][1].update(width=SIZE[1], height=SIZE[0])
+        content["annotations"] = [each for each in content["annotations"] if each["image_id"] != 7]
+
+    root = write_coco(tmp_path, PARTS, swap_sides)
+    for part in PARTS:
+        turn(root / part / "0.png", 3)
+        turn(root / part / "1.png", 6)  # its annotation has the sides of the file
+    assert len(load("coco", root).train) == 10
+    with pytest.raises(DataError, match=r"dataset\.upright=false"):
+        load("coco", root, upright=True)
+
+
+def test_the_size_of_a_turned_picture_is_not_guessed(tmp_path: Path) -> None:
+    root = write_coco(tmp_path, PARTS, lambda content: content["images"][0].update(width=None, height=None))
+    turn(root / "train" / "0.png", 6)
+    with pytest.raises(DataError, match=r"dataset\.upright=true"):
+        load("coco", root)
+    assert len(load("coco", root, upright=True).train) == 10
+
+
 def test_another_box_is_another_data_set(tmp_path: Path) -> None:
     before = load("coco", write_coco(tmp_path, PARTS)).fingerprint
     content = json.loads((tmp_path / "train.json").read_text())
