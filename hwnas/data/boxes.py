@@ -106,7 +106,7 @@ class BoxReader:
         """Return a picture's size in its file and as `upright` has it, and its EXIF orientation. Nothing is decoded."""
         with PIL.Image.open(path) as image:
             # Pillow turns TIFF files itself.
-            value = 1 if image.format == "TIFF" else PIL.Image.Image.getexif(image).get(_ORIENTATION)
+            value = 1 if image.format == "TIFF" else PIL.Image.Image.getexif(image).get(_ORIENTATION, 1)
             orientation = value if value in range(1, 9) else 1
             is_swapped = orientation >= _LYING and self.options.upright
             return image.size, image.size[::-1] if is_swapped else image.size, orientation
