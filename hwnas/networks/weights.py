@@ -146,8 +146,9 @@ class Pretrained:
     def load(self, model: Any, classes: int, *, with_classifier: bool = False, of_trunk: bool = False) -> str:
         """Put the weights into a timm network, and return a sentence about it that the user should read, or nothing.
 
-        A classifier of as many classes stays. Any other linear one gets torch's initial values, which are smaller than
-        timm's for EfficientNets: so the first steps do not spoil what is learnt (docs/decisions/around.md).
+        A classifier of as many classes stays. Any other one, a linear layer or a convolution, gets torch's initial
+        values. They are smaller than timm's for EfficientNets, so the first steps do not spoil what is learnt
+        (docs/decisions/around.md).
 
         Raises:
             DataError: The file is torn, or of another network; the message names the first tensor that does not fit.
@@ -193,7 +194,7 @@ class Pretrained:
             if replaced and with_classifier:
                 raise DataError(f"{label} have no classifier of {classes} classes ({name}). Give the whole network's.")
             if replaced and name.endswith(".weight") and isinstance(
-                    layer := model.get_submodule(name.removesuffix(".weight")), torch.nn.Linear):
+                    layer := model.get_submodule(name.removesuffix(".weight")), (torch.nn.Linear, torch.nn.Conv2d)):
                 layer.reset_parameters()  # in place, so `own` has the new values, too
                 if name in tensors and not of_trunk and len(tensors[name]) not in (classes, *_IMAGENET_CLASSES):
                     notes.append(f"its last layer tells {len(tensors[name])} classes apart, not {classes}, and is made "

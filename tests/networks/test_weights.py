@@ -66,6 +66,13 @@ def test_all_but_the_classifier_is_taken(tensors: Tensors, tmp_path: Path) -> No
     assert all(torch.equal(same[name], tensor) for name, tensor in tensors.items())
 
 
+def test_a_classifier_that_is_a_convolution_begins_as_a_linear_one_does(tmp_path: Path) -> None:
+    path = saved(timm.create_model("dla46_c").state_dict(), tmp_path / "w.pth")
+    weight = begun(path, name="dla46_c").state_dict()["fc.weight"]
+    assert weight.shape == (10, 256, 1, 1)
+    assert weight.abs().max() <= 256 ** -0.5  # torch's bound; timm's values are several times as large
+
+
 def test_grey_images_are_seen_as_colour_ones_without_colour(tensors: Tensors, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "w.safetensors", NORM)
     pixels = torch.rand(2, 1, 32, 32)
