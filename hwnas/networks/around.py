@@ -146,15 +146,25 @@ def _obvious(traced: TracedNetwork) -> Iterator[tuple[str, dict[str, float]]]:
 
 @lru_cache(maxsize=64)
 def _fitting(around: str, channels: int, patch: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sizes of images, px, on which a network runs; for one that reads patches, multiples of a patch."""
+    """Return the image sizes, px, at which a network runs and can be exported; for one that reads patches, multiples of
+    a patch."""
     with torch.random.fork_rng(devices=[]):
         model: Any = original(around, channels).eval()
+
+    class ExportablePooling(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = function(*args, **(kwargs or {}))
+            # ONNX has no pooling to a fixed size that does not divide a map's, as VGG's to 7 x 7.
+            if function is torch.nn.functional.adaptive_avg_pool2d and any(
+                    side % side_out for side, side_out in zip(args[0].shape[-2:], out.shape[-2:], strict=True)):
+                raise ValueError("pooling that cannot be exported")
+            return out
 
     def runs_on(px: int) -> bool:
         try:
             if patch:
                 model.set_input_size(px)
-            with torch.inference_mode():
+            with torch.inference_mode(), ExportablePooling():
                 model(torch.zeros(1, channels, px, px))
         except Exception:  # networks have errors of their own for images that are too small
             return False

@@ -12,7 +12,7 @@ from around_fixtures import choices_of, cut_of, space_around
 from safetensors.torch import save_file
 
 from hwnas.errors import ConfigError, DataError
-from hwnas.networks.around import around_of, describe_cuts, find_start
+from hwnas.networks.around import _fitting, around_of, describe_cuts, find_start
 from hwnas.networks.baselines import count_macs, count_params, original
 from hwnas.networks.cutting import build_cut, cut_further
 from hwnas.networks.export import randomise
@@ -103,6 +103,12 @@ def test_sizes_that_are_asked_for_are_searched_but_for_those_too_small() -> None
     assert min(space_around("convnext_atto").image_sizes) >= 32
     with pytest.raises(ConfigError, match="too small"):
         describe_cuts("convnext_atto", 3, 10, 16)
+
+
+def test_sizes_for_which_a_pooling_cannot_be_exported_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pooled = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 4, 1), torch.nn.AdaptiveAvgPool2d(4))
+    monkeypatch.setattr("hwnas.networks.around.original", lambda around, channels: pooled)
+    assert _fitting("pooled", 3, 0, (64, 32, 24, 16, 8)) == (64, 32, 16)
 
 
 def test_names_tell_networks_and_sizes_apart_and_paddings_that_timm_does_not_know() -> None:
