@@ -28,6 +28,7 @@ from hwnas.search.deployments import VERIFIED, BestOf, CalibratedDeployment, Lat
 from hwnas.search.minutes import Clock, Pace, pace_of
 from hwnas.search.plan import Plan, making_of
 from hwnas.study.candidate import SearchOptions
+from hwnas.study.objective import CAP_QUANTILE
 from hwnas.study.record import trial_rows
 from hwnas.study.study import check_resumable, database_path, open_study
 from hwnas.system.run_folder import RunFolder
@@ -180,7 +181,7 @@ def open_run_study(plan: Plan, run: RunFolder, dataset: Dataset, calibrated: Seq
 def _identity(plan: Plan, dataset: Dataset) -> dict[str, str]:
     """Return the facts of the study's identity that are known before this host is measured."""
     cap_ms, quantile = plan.options.budget.latency_ms, plan.options.budget.quantile
-    at = "" if quantile == 0.9 else f" at {quantile:g}"  # of conf/search.yaml
+    at = "" if quantile == CAP_QUANTILE else f" at {quantile:g}"
     return {"space": f"{plan.space.name} ({plan.space.fingerprint})",
             "data set": f"{dataset.name} ({dataset.fingerprint})", "host": plan.deployment.host_name,
             "budget.latency_ms": "none" if cap_ms is None else f"{cap_ms:g} ms{at}", "seed": str(plan.options.seed)}
