@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 AGREEMENT = {"fp32": 0.995, "int8": 0.98}  # least share of answers as ONNX Runtime's; in int8 outputs may tie
-DECIDING = 2048  # stratified validation images: they decide whether the last weights or their average are kept
+DECIDING = 2048  # stratified validation images: they judge a race's networks, and choose last weights or their average
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hwnas.errors import BudgetError, CandidateError, StudyError
+from hwnas.front.make import DECIDING
 from hwnas.latency.measured import NotTimed
 from hwnas.latency.model import Predictions
 from hwnas.space.architecture import Architecture
@@ -17,7 +18,6 @@ from hwnas.study.lines import THREADS
 from hwnas.study.objective import upper_ms
 from hwnas.system.clock import Deadline
 
-DECIDING = 2048  # validation images, stratified, by which networks are judged
 Latencies = Callable[[Sequence[Architecture]], Predictions]  # of networks; NotTimed if some were not timed yet
 NOT_ONE = "none of the networks that the race begins with can be exported and timed here"
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError, StudyError
-from hwnas.front.make import TrainedWeights
+from hwnas.front.make import DECIDING, TrainedWeights
 from hwnas.front.rows import FrontRow
 from hwnas.latency.measured import MeasuredLatency, answered
 from hwnas.search.calibration import file_of
-from hwnas.search.course import DECIDING, NOT_ONE, Course, KnownNetwork, Length, known_networks
+from hwnas.search.course import NOT_ONE, Course, KnownNetwork, Length, known_networks
 from hwnas.search.deployments import BestOf, CalibratedDeployment, Latency, model_of_all
 from hwnas.search.explorer import Explorer, load_data, measure_pace, open_run_study, search_options
 from hwnas.search.minutes import (
