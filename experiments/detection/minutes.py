@@ -58,7 +58,7 @@ def alone(given: argparse.Namespace) -> None:
         stretch = Stretch(Leg(steps, 1.0, 0.0, min(WARMUP, steps // 3)), 0, "", f"tuned {steps}",
                           lambda: network.start().train())
         return train_leg(stretch, folder / "none", folder / f"{steps}", data=fed, recipe=recipe, seed=asked.seed,
-                         keep=Keeping(print), progress=lambda step, of: ends.append(time.monotonic()))
+                         keep=Keeping(print), progress=lambda step, of: ends.append(time.monotonic()))[0]
 
     with TemporaryDirectory() as folder:
         train(PROBED, Path(folder))

@@ -205,21 +205,19 @@ class Racer(Worker[Train]):
         recipe = replace(setting.recipe, threads=max(setting.recipe.threads, step.threads))
         earlier = str(line.legs[-1]["rung"]) if line.legs else ""
         before_at, after_at = (state_path(setting.folder, line, rung) for rung in (earlier, step.rung))
-        began, trained, made_before = time.monotonic(), 0, stretch.leg.steps
+        began, own = time.monotonic(), 0
 
         def count_step(at: int, steps: int) -> None:
-            nonlocal trained, made_before
-            made_before = made_before if trained else at - 1  # by a process that was killed
-            trained += 1
+            nonlocal own
+            own += 1
             self.tell(Event("training", line, step.rung, step=at, steps=steps))
 
-        model = train_leg(stretch, before_at, after_at, data=data, recipe=recipe, seed=setting.seed + work["place"],
-                          keep=self.keep, progress=count_step)
+        model, steps = train_leg(stretch, before_at, after_at, data=data, recipe=recipe,
+                                 seed=setting.seed + work["place"], keep=self.keep, progress=count_step)
         train_s, began = time.monotonic() - began, time.monotonic()
-        steps = made_before + trained
         # A killed process trained some of the steps: estimate their seconds.
-        if made_before and course.length.total_s is None:
-            train_s = train_s * steps / trained if trained >= FEW_STEPS else steps * self._step_s(step)
+        if steps > own and course.length.total_s is None:
+            train_s = train_s * steps / own if own >= FEW_STEPS else steps * self._step_s(step)
         after, facts = stretch.after, dict[str, float]()
         with seeded(setting.seed, recipe.threads):
             right = grade(model, data.validation, data).per_image if self._is_judged(step) else np.zeros(

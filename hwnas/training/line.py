@@ -95,7 +95,8 @@ class LineTraining(Training):
                  ) -> None:
         super().__init__(lay_out(stretch.begin(), recipe), batches, recipe)
         self.stretch, self.first, self.steps, self._keep = stretch, stretch.done, stretch.leg.steps, keep
-        self._began, self._begun_at, self._trained, self._left_out = 0.0, 0, 0.0, 0.0
+        self.trained = 0  # steps of the leg, without those that were left out
+        self._began, self._begun_at, self._cost, self._left_out = 0.0, 0, 0.0, 0.0
 
     def run(self, progress: Progress | None = None) -> None:
         """Train all steps of the leg that are left, or as many as its seconds allow."""
@@ -106,14 +107,15 @@ class LineTraining(Training):
         """Leave out steps if the machine is slower than planned. They are spread over the leg, so that it ends within
         its seconds and near its last rate."""
         leg, spent_s = self.stretch.leg, time.monotonic() - self._began
-        self._trained += leg.cost_from(self.step - 1) - leg.cost_from(self.step)
+        self.trained += 1
+        self._cost += leg.cost_from(self.step - 1) - leg.cost_from(self.step)
         if self.stretch.seconds is not None:
             # The part of the leg's seconds for the steps since `run` was called: a killed process did the others.
             seconds = self.stretch.seconds * leg.cost_from(self._begun_at) / leg.cost_from(0)
             if spent_s > SETTLED * seconds:
                 # With time for one in k of the steps that are left, k - 1 are left out for each that is trained. The
                 # fraction is kept for the next step.
-                needed_s = spent_s / self._trained * leg.cost_from(self.step)
+                needed_s = spent_s / self._cost * leg.cost_from(self.step)
                 self._left_out += max(0.0, needed_s / max(seconds - spent_s, 1e-9) - 1)
                 skipped = int(min(self._left_out, leg.steps - self.step))
                 self.step, self._left_out = self.step + skipped, self._left_out - skipped
@@ -130,16 +132,17 @@ class LineTraining(Training):
         return rounding.Rounding(leg.narrow) if self.step >= leg.steps - leg.rounded else super().in_precision()
 
     def save(self) -> None:
-        """Save the state under the key that the leg ends with, with the steps of all legs so far."""
-        self._keep(self.checkpoint({"line": self.stretch.after, "done": self.stretch.done + self.step}))
+        """Save the state under the key that the leg ends with, with the number of steps that were trained."""
+        self._keep(self.checkpoint({"line": self.stretch.after, "trained": self.trained}))
 
 
 def train_leg(stretch: Stretch, earlier: Path, path: Path, *, data: Dataset, recipe: Recipe, seed: int, keep: Keeping,
-              progress: Progress | None = None) -> nn.Module:
+              progress: Progress | None = None) -> tuple[nn.Module, int]:
     """Train one leg: from the state in the file `earlier`, or from the state in `path` if a kill interrupted the leg.
 
     Returns:
-        The line's average, on the device that trained it, in eval mode.
+        The line's average, on the device that trained it, in eval mode. And the number of the leg's steps that were
+        trained, by killed processes too; steps that were left out do not count.
 
     Raises:
         StudyError: The state that the leg starts from is gone.
@@ -154,10 +157,11 @@ def train_leg(stretch: Stretch, earlier: Path, path: Path, *, data: Dataset, rec
                                 lambda state: keep.save(path, state))
         if state is not None and (in_progress or stretch.before):
             training.restore(state)
-            training.step = state.step if in_progress else 0
+            if in_progress:  # earlier versions did not write how many were trained
+                training.step, training.trained = state.step, int(state.identity.get("trained", state.step))
         training.run(progress)
         training.save()
-        return training.current.eval()
+        return training.current.eval(), training.trained
 
 
 class Keeping:

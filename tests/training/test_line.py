@@ -51,7 +51,7 @@ def trained(folder: Path, data: Dataset, *legs: Leg, keep: Keeping | None = None
     keep, path, done, key = keep or Keeping(pytest.fail), folder / "0.safetensors", 0, ""
     for leg in legs:
         part = stretch(leg, done, key)
-        model = train_leg(part, path, path, data=data, recipe=RECIPE, seed=3, keep=keep)
+        model, _ = train_leg(part, path, path, data=data, recipe=RECIPE, seed=3, keep=keep)
         done, key = done + leg.steps, part.after
     return model
 
@@ -96,6 +96,32 @@ def test_a_leg_keeps_its_seconds_on_a_machine_that_is_slower_than_planned(
     assert rates[-1] < 0.05 or times > 10, "the rate still falls to its end"
 
 
+def test_a_leg_that_left_out_steps_and_was_killed_counts_those_that_it_trained(
+        tmp_path: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    leg, now, updates = Leg(60, 1.0, 0.0), [0.0], list[int]()
+    update = line.LineTraining.update
+
+    def slow(self: line.LineTraining, images: Any, targets: Any, step: int) -> tuple[float, float]:
+        now[0] += 3.0  # a step takes three planned seconds
+        updates.append(step)
+        if len(updates) == 12:
+            raise KeyboardInterrupt
+        return update(self, images, targets, step)
+
+    monkeypatch.setattr(loop, "SAVE_S", -1.0)  # every step is kept
+    monkeypatch.setattr(line.LineTraining, "update", slow)
+    monkeypatch.setattr(line.time, "monotonic", lambda: now[0])
+    path, part = tmp_path / "0.safetensors", replace(stretch(leg), seconds=60.0)
+
+    def train() -> int:
+        return train_leg(part, path, path, data=data, recipe=RECIPE, seed=3, keep=Keeping(pytest.fail))[1]
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert train() == len(updates) - 1 < leg.steps / 2
+    assert train() == len(updates) - 1, "killed before the leg was recorded"
+
+
 def test_the_last_steps_of_a_leg_see_the_rounding_of_int8(tmp_path: Path, data: Dataset) -> None:
     plain, rounded, later = (trained(tmp_path / name, data, *legs) for name, legs in [
         ("a", [Leg(14, 1.0, 1.0)]), ("b", [Leg(14, 1.0, 1.0, rounded=4)]),
@@ -137,7 +163,7 @@ def trained_again(folder: Path, data: Dataset, legs: tuple[Leg, ...], keep: Keep
         later = [stretch(other, done + leg.steps, part.after).after for other in legs[1:]]
         ended = state is not None and state.identity["line"] in later
         if not ended:
-            model = train_leg(part, path, path, data=data, recipe=RECIPE, seed=3, keep=keep)
+            model, _ = train_leg(part, path, path, data=data, recipe=RECIPE, seed=3, keep=keep)
         done, key = done + leg.steps, part.after
     return model
 
