@@ -33,11 +33,12 @@ class Length:
         until: when lines and baselines must be trained; None: whenever.
         baselines_s: seconds of a step of each baseline that is trained after the race.
         making_s: seconds that are kept after `until` for exporting and scoring each finalist.
-        parts: finalists at most, as planned.
+        parts: finalists at most, as planned, and no more than the last command asked for.
         n_smaller: networks on smaller images that are timed and judged at most; None: as many as suit `parts`.
         n_images: validation images by which networks are judged.
         first_threads: threads on which the first network is trained; None: as many as there are workers.
         speedup: how many times as fast a step is on these as on one; None: their number to the power of THREADS.
+        planned: finalists as planned at first, if a later command asked for fewer; None: `parts`.
     """
 
     step_s: Mapping[str, float]
@@ -50,6 +51,7 @@ class Length:
     n_images: int = DECIDING
     first_threads: int | None = None
     speedup: float | None = None
+    planned: int | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: object) -> Length:

@@ -191,19 +191,20 @@ class ObviousCuts(Explorer):
 
     def _go_on(self, begun: Length, console: Console) -> Length:
         """Return the length of a race that has started, in the minutes of this command."""
-        plan, length = self.plan, begun
+        plan, length, planned = self.plan, begun, begun.planned or begun.parts
         if self.clock is None:  # its lines were judged by as many images and sizes
-            return replace(self._without_minutes(begun.step_s), n_images=begun.n_images, n_smaller=begun.n_smaller)
+            return replace(self._without_minutes(begun.step_s), planned=max(planned, plan.parts),
+                           n_images=begun.n_images, n_smaller=begun.n_smaller)
         if begun.total_s is not None:  # it began without minutes
             step_s = self._step_seconds(begun.step_s, console)
             length = replace(begun, total_s=None, step_s=step_s, baselines_s=self._baseline_seconds(step_s))
         if (begun.first_threads or 1 << 30) > max(plan.workers, plan.options.threads):  # or with more cores
             threads, speedup = self._threads_of_first(length.step_s, console)
             length = replace(length, first_threads=threads, speedup=speedup)
-        parts = min(begun.parts, plan.parts)  # a lower finalists.k counts from now on
+        parts = min(planned, plan.parts)  # a lower finalists.k counts until a higher one is given
         n_finished = sum(FINISH in line.rungs for line in read_lines(self.study, plan.space))
         seconds = self._seconds(max(parts, n_finished))
-        return replace(length, parts=parts, until=Deadline.after(seconds), making_s=self._export_s())
+        return replace(length, parts=parts, planned=planned, until=Deadline.after(seconds), making_s=self._export_s())
 
     def _seconds(self, n_raced: int) -> float:
         """Return the seconds for training, without exporting, scoring and timing the baselines and `n_raced` lines."""

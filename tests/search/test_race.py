@@ -31,6 +31,7 @@ from hwnas.latency.model import Predictions
 from hwnas.networks.network import FoundNetwork
 from hwnas.search import racer, racing
 from hwnas.search.course import Length, known_networks, smaller_of
+from hwnas.search.minutes import Clock, Pace
 from hwnas.search.race import (
     ENOUGH_STEPS,
     FALL,
@@ -477,6 +478,16 @@ def test_a_length_reads_back_and_that_of_another_version_is_refused() -> None:
     for values in ({**held, "unit_steps": 9}, {key: value for key, value in held.items() if key != "parts"}):
         with pytest.raises(StudyError, match="run: another version"):
             Length.of(values, "run")
+
+
+def test_a_lower_number_of_networks_counts_until_a_higher_one_is_given(tmp_path: Path) -> None:
+    study, length, parts = opened(tmp_path, "random"), Length({"whole": 0.1}, 8, first_threads=1), []
+    for k in (3, 6, 20):
+        plan: Any = SimpleNamespace(parts=k, workers=1, options=SimpleNamespace(threads=1), baselines=(), space=cuts())
+        race = racing.ObviousCuts(plan, *[None] * 5, study, Clock.start(5.0), Pace({}, 1.0), {}, 1.0)
+        length = race._go_on(length, Console(quiet=True))
+        parts.append(length.parts)
+    assert parts == [3, 6, 8]
 
 
 def test_a_race_goes_on_where_it_was() -> None:
