@@ -360,6 +360,12 @@ class Race:
             return max(0.0, self.length.left_s)
         return max(0.0, self.length.total_s - sum(map(self._seconds_of, self.lines)))
 
+    def _left_for(self, n: int) -> float:
+        """Return the seconds that are left if `n` more lines are trained. Exports that are not needed leave theirs."""
+        if self.length.total_s is not None:
+            return self.left_s
+        return self.left_s + (self.length.parts - len(self.finished) - n) * self.length.making_s
+
     def _seconds_of(self, line: Line) -> float:
         """Return the seconds that a line's legs took or, if no clock counts, should take in one process."""
         if self.length.total_s is None:
@@ -384,6 +390,8 @@ class Race:
         step_s = self.step_s(task.line.architecture) / self.course.speed_of(threads)
         if task.rung == FIRST:
             return max(LEAST_STEPS, round(PIECE * (self._trained_s(task.line) + self.left_s) / step_s))
+        if not self.length.baselines_s and (self.length.parts == 1 or len(self._unbeaten) == 1):
+            return max(LEAST_STEPS, round(self._left_for(1) / (step_s * slower)))  # nothing else is to be trained
         # If the machine became slower meanwhile, the others get their part all the same.
         most = self.left_s * (1 - PIECE) / (step_s * slower)
         return max(LEAST_STEPS, round(min(most, FALL * task.line.steps / slower)))
@@ -393,10 +401,8 @@ class Race:
         as many seconds as the others, on smaller images SHRUNK times as many, but no more steps than the first."""
         length, workers = self.length, self.course.workers
         first_steps = 0 if self._first is None else self._first.steps
-        left_s = most_s = self.left_s
-        if length.total_s is None:
-            # Exports that are not needed leave their seconds, and lines train side by side.
-            left_s += (length.parts - len(self.finished) - len(among)) * length.making_s
+        left_s, most_s = self._left_for(len(among)), self.left_s
+        if length.total_s is None:  # lines train side by side
             left_s *= min(workers, len(among))
         cost_s = {each.id: self.step_s(each.architecture) for each in among}
         weights = {each.id: self._weight(each, among) for each in among}

@@ -110,6 +110,21 @@ def test_the_first_network_is_trained_until_more_of_it_hardly_counts(top1: float
     assert seconds_of(bench)[WHOLE] / 200 == pytest.approx(PIECE * (1 + FALL) * pieces, abs=0.05)
 
 
+@pytest.mark.parametrize(("k", "n_known", "n_baselines", "share"), [(1, 9, 0, 1.0), (6, 1, 0, 1.0), (1, 9, 2, 0.7)])
+def test_a_network_beside_which_nothing_is_trained_has_all_seconds(
+        k: int, n_known: int, n_baselines: int, share: float) -> None:
+    """As the only finalist, or the only network. Exports that are not needed give theirs, and baselines keep theirs."""
+    spent, making_s = [0.0], 4.0
+    course = course_of(None, k=k, n_smaller=0, making_s=making_s, baselines_s=[STEP_S] * n_baselines,
+                       left_s=lambda: 200.0 - spent[0])
+    bench = Bench(replace(course, known=course.known[:n_known]), lambda architecture, rung: 0.5)
+    while steps := bench.race.steps():
+        bench.take(steps[0])
+        spent[0] = sum(seconds_of(bench).values())
+    assert len(finished(bench)) == 1
+    assert spent[0] == pytest.approx(share * (200.0 + (k - 1) * making_s), rel=0.02)
+
+
 @pytest.mark.parametrize(("most_k", "n_baselines"), [(3, 0), (8, 0), (8, 1), (8, 4)])
 def test_minutes_that_the_planned_networks_leave_go_into_further_ones(most_k: int, n_baselines: int) -> None:
     spent, seconds, making_s = [0.0], 400.0, 4.0
