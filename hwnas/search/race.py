@@ -144,7 +144,7 @@ class Race:
         if not any(line.rungs - {KNOWN} for line in self.lines) and (smaller := [*self._judge(self._smaller())]):
             yield from smaller
             return
-        if any(FIRST in line.rungs for line in self.lines):  # until then it may fail, and others take its place
+        if self.finished:  # until then the first network may fail, and others take its place
             yield from (Drop(line, self._reasons[line.number]) for line in self.lines
                         if line.live and line.number in self._reasons)
         # Rungs `first` and `finish`: the slowest line, then all that are wanted after it.

@@ -274,11 +274,12 @@ def test_a_network_that_fails_gives_its_place_to_the_next_and_a_cut_that_fails_t
     assert bench.chosen is not None
 
 
-def test_if_the_network_that_beat_the_whole_one_fails_the_whole_one_is_trained() -> None:
+@pytest.mark.parametrize("rung", [FIRST, FINISH])
+def test_if_the_network_that_beat_the_whole_one_fails_the_whole_one_is_trained(rung: str) -> None:
     course = course_of(100.0, k=4)
     cut = course.known[1].architecture.id
     bench = Bench(course, lambda architecture, rung: {cut: 0.9, WHOLE: 0.5}.get(architecture.id, 0.1),
-                  failing=frozenset({(FIRST, cut)})).run()
+                  failing=frozenset({(rung, cut)})).run()
     assert (FINISH, WHOLE) in [entry[:2] for entry in bench.done]
     assert bench.chosen
 
