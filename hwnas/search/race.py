@@ -124,7 +124,8 @@ class Race:
         if in_progress or others:
             return [*in_progress, *others]
         # Nothing is left to do: the finished lines are the finalists, all others end.
-        return [*(Drop(line, "there was no time for it") for line in self.lines if line.live), Choose(self.finished)]
+        left_out = [line for line in self.lines if line.live]
+        return [*(Drop(line, "other networks were trained in its place") for line in left_out), Choose(self.finished)]
 
     def _begun(self) -> Iterator[Train]:
         """Yield the legs that a process works on, or worked on when it died."""
