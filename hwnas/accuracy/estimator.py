@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from hwnas.errors import UnknownName
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90
+from hwnas.system.libraries import find_offers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,10 +78,7 @@ def load_estimator(name: str, *, dataset: Dataset, space: SearchSpace | None = N
 
 def check_estimator(name: str, *more: str) -> dict[str, EntryPoint]:
     """Return the entry points by name; UnknownName unless `name` is one of them, PROXY, or in `more`."""
-    others = {entry.name: entry for entry in entry_points(group="hwnas.accuracy")}
-    if name not in (names := [*more, PROXY, *others]):
-        raise UnknownName("accuracy estimator", name, names)
-    return others
+    return find_offers("hwnas.accuracy", "accuracy estimator", name, [*more, PROXY])
 
 
 def meaning(name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import entry_points
 from types import MappingProxyType
 
 import numpy as np
@@ -35,7 +34,8 @@ from hwnas.data.scenes import digit_scenes
 from hwnas.data.timm_readers import PREFIX, timm_reader
 from hwnas.data.voc import voc
 from hwnas.data.yolo import yolo
-from hwnas.errors import DataError, UnknownName
+from hwnas.errors import DataError
+from hwnas.system.libraries import find_offers
 from hwnas.system.paths import home
 from hwnas.tasks.task import load_task
 
@@ -181,10 +181,8 @@ def _listing(options: DatasetOptions) -> Listing:
     elif options.name in _BUILT_IN:
         listing = _BUILT_IN[options.name](options)
     else:
-        others = {entry.name: entry for entry in entry_points(group=GROUP)}
-        if options.name not in others:
-            raise UnknownName("data set", options.name, [*_BUILT_IN, f"{PREFIX}KIND", *others])
-        listing = others[options.name].load()(options)
+        offers = find_offers(GROUP, "data set", options.name, [*_BUILT_IN, f"{PREFIX}KIND"])
+        listing = offers[options.name].load()(options)
         if not isinstance(listing, Listing):
             raise DataError(f"data set {options.name!r} of another package answers {type(listing).__name__}, not a "
                             "hwnas.data.Listing. Update that package.")

@@ -10,16 +10,16 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import entry_points
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from hwnas.errors import FileError, TargetError, UnknownName, one_line
+from hwnas.errors import FileError, TargetError, one_line
 from hwnas.lazy import onnx
 from hwnas.system.cores import usable_cores
+from hwnas.system.libraries import find_offers
 from hwnas.system.paths import write_atomic
 from hwnas.target import Target
 from hwnas.tasks.task import load_task
@@ -174,10 +174,7 @@ def load_runtime(name: str) -> Runtime:
     if name in _BUILT_IN:
         module, attribute = _BUILT_IN[name]
         return cast(Runtime, getattr(importlib.import_module(module), attribute)())
-    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name not in entries:
-        raise UnknownName("runtime", name, {*_BUILT_IN, *entries})
-    return cast(Runtime, entries[name].load()())
+    return cast(Runtime, find_offers(GROUP, "runtime", name, _BUILT_IN)[name].load()())
 
 
 def inspected(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Target) -> Compiled:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from inspect import signature
 from typing import Any
 
@@ -27,11 +27,12 @@ from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.cli.options import defaults, option, read_options, read_value
-from hwnas.errors import ConfigError, UnknownName
+from hwnas.errors import ConfigError
 from hwnas.samplers.informed import Context, informed
 from hwnas.samplers.model import LEAST
 from hwnas.study.objective import COSTS
 from hwnas.study.record import DUPLICATE, FAILED, INFEASIBLE, minimised, outcome
+from hwnas.system.libraries import find_offers
 
 
 class RepeatableSampler(BaseSampler):
@@ -173,10 +174,7 @@ _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], type[Any]]] = {
 
 def check_sampler(name: str) -> dict[str, EntryPoint]:
     """Return the entry points by name; UnknownName unless `read_sampler` accepts `name`."""
-    others = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in (names := sorted({*_BUILT_IN, *others})):
-        raise UnknownName("sampler", name, names)
-    return others
+    return find_offers(GROUP, "sampler", name, _BUILT_IN)
 
 
 def default_options(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The settings that other packages need: torchvision's operators, ONNX Runtime's telemetry, the C library's memory.
+"""Entry points of other packages, and the settings that some need: torchvision, ONNX Runtime, the C library's memory.
 
 At its import, torchvision describes `nms` and `qnms` to torch, even if its compiled library was not loaded. With a CPU
 build of torch beside PyPI's CUDA build of torchvision this ends in "operator torchvision::nms does not exist". If the
@@ -13,12 +13,13 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
+from hwnas.errors import UnknownName
 from hwnas.lazy import torch
 
 _SCHEMAS = {
@@ -26,6 +27,14 @@ _SCHEMAS = {
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
 _kept: list[Any] = []  # torch forgets a declaration when its Library object is collected
+
+
+def find_offers(group: str, kind: str, name: str, built_in: Iterable[str]) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name. UnknownName unless `name` is one of them, or in `built_in`."""
+    offers = {point.name: point for point in entry_points(group=group)}
+    if name not in (names := {*built_in, *offers}):
+        raise UnknownName(kind, name, names)
+    return offers
 
 
 @cache

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.errors import ConfigError, UnknownName
+from hwnas.errors import ConfigError
 from hwnas.stats import percentiles
+from hwnas.system.libraries import find_offers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -216,10 +217,7 @@ def load_task(name: str) -> Task:
     if name in _BUILT_IN:
         module, attribute = _BUILT_IN[name]
         return cast(Task, getattr(importlib.import_module(module), attribute)())
-    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name not in entries:
-        raise UnknownName("task", name, {*_BUILT_IN, *entries})
-    return cast(Task, entries[name].load()())
+    return cast(Task, find_offers(GROUP, "task", name, _BUILT_IN)[name].load()())
 
 
 @cache

@@ -13,7 +13,6 @@ from optuna.samplers import RandomSampler
 from optuna.trial import TrialState
 from study_fixtures import Scores, TinySpace, load_sampler, opened, searched
 
-import hwnas.samplers.loading
 import hwnas.search.sampling
 from hwnas.accuracy.estimator import Estimate
 from hwnas.errors import ConfigError, UnknownName
@@ -124,8 +123,7 @@ def test_names_load_and_unknown_names_and_options_are_refused() -> None:
 def test_third_parties_register_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     point = EntryPoint("mine", "study_plugin:make", "hwnas.samplers")
     monkeypatch.setattr(EntryPoint, "load", lambda self: lambda seed, *, odd: RandomSampler(seed=seed + odd))
-    monkeypatch.setattr(hwnas.samplers.loading, "entry_points",
-                        lambda group: [point] if group == "hwnas.samplers" else [])
+    monkeypatch.setattr("hwnas.system.libraries.entry_points", lambda group: [point] * (group == "hwnas.samplers"))
     assert check_sampler("mine") == {"mine": point}
     assert searched(opened(tmp_path, "mine", sampler_options={"odd": 1}), 3).counts.evaluated == 3
     with pytest.raises(ConfigError, match="sampler mine"):
