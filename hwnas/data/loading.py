@@ -109,14 +109,8 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         rows = rows[is_decoded]
         labels = listing.parts[part][rows]
         split_facts += [name, part, *(hashlib.sha256(each.tobytes()).hexdigest() for each in (rows, labels))]
-        if part == "train" and name not in most:
-            check_counts(labels, strata, LEAST[name], f"{listing.where}: in the {name} set a class needs")
-        if not len(labels):
-            raise DataError(f"{listing.where}: no image of {part}/ can be read. Check the files.")
         sets[name] = Split(images, labels, None if listing.boxes is None else listing.boxes[part][rows])
-        if listing.boxes is not None and not (sets[name].targets[..., 0] >= 0).any():
-            raise DataError(f"{listing.where}: no image of the {name} set has an object. Give annotations of these "
-                            "images, or leave the set out.")
+        _check_set(sets[name], name, part, listing.where, strata if part == "train" and name not in most else ())
         keys = hash_images(images) if part_keys is None else [part_keys[part][row] for row in rows]
         content[name] = [*zip(keys, labels.tolist(), ((part, int(row)) for row in rows), strict=True)]
     # 3. Describe the images: statistics, kinds, and remarks on what is odd.
@@ -137,6 +131,17 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         fingerprint=_fingerprint(listing, options, size, seed, split_facts), left_out=dict(listing.left_out),
         preparation=_preparation(listing, size, options), title=_title(options), remarks=tuple(remarks),
         kinds=tuple(kinds), task=listing.info.task)
+
+
+def _check_set(decoded: Split, name: str, part: str, where: str, classes: Sequence[str]) -> None:
+    """Raise DataError if a decoded set lacks images, also of one of these `classes`, or has boxes of no object."""
+    if classes:
+        check_counts(decoded.labels, classes, LEAST[name], f"{where}: in the {name} set a class needs")
+    if not len(decoded):
+        raise DataError(f"{where}: no image of {part}/ can be read. Check the files.")
+    if decoded.boxes is not None and not (decoded.boxes[..., 0] >= 0).any():
+        raise DataError(f"{where}: no image of the {name} set has an object. Give annotations of these images, or "
+                        "leave the set out.")
 
 
 def _title(options: DatasetOptions) -> str:
