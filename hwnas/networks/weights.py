@@ -176,11 +176,7 @@ class Pretrained:
             more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
             notes.append(f"left out, as the network has no such tensors: {', '.join([*left_out][:_SHOWN])}{more}")
         # 2. Adapt the stem to the images' channels, as timm does (sum or repeat).
-        for name in (f"{name}.weight" for name in modules_called(model, "first_conv")):
-            if name in own and name in tensors and _differs_in_channels(tensors[name], own[name]):
-                notes.append(f"its stem of {tensors[name].shape[1]} channels was made one of {own[name].shape[1]}")
-                tensors[name] = timm.models.adapt_input_conv(own[name].shape[1], tensors[name].float(),
-                                                              base_chans=tensors[name].shape[1])
+        notes += _adapt_stem(model, tensors, own)
         # 3. Resample what a transformer has learnt for each place of the image.
         if POSITIONS in own and POSITIONS in tensors:
             _resample_positions(model, tensors)
@@ -189,21 +185,18 @@ class Pretrained:
             notes.append(f"nothing says how its images were normalised, so mean {mean} and std {std} are taken "
                          f"({self.path.stem}.json beside it would say it)")
         # 4. Replace a classifier of other classes, and add counters of batches, which some files lack.
-        for name in own:
-            replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
-            if replaced and with_classifier:
-                raise DataError(f"{label} have no classifier of {classes} classes ({name}). Give the whole network's.")
-            if replaced and name.endswith(".weight") and isinstance(
-                    layer := model.get_submodule(name.removesuffix(".weight")), (torch.nn.Linear, torch.nn.Conv2d)):
-                layer.reset_parameters()  # in place, so `own` has the new values, too
-                if name in tensors and not of_trunk and len(tensors[name]) not in (classes, *_IMAGENET_CLASSES):
-                    notes.append(f"its last layer tells {len(tensors[name])} classes apart, not {classes}, and is made "
-                                 "anew")
-            elif name.startswith(heads) and name.endswith(".weight") and not replaced and not of_trunk:
-                notes.append(f"its last layer is kept, as it tells {classes} classes apart: they must be those of the "
-                             "data, in the same order")
-            if replaced or (name.endswith("num_batches_tracked") and name not in tensors):
-                tensors[name] = own[name]
+        last = [name for name in own if name.startswith(heads)]
+        replaced = [name for name in last if name not in tensors or tensors[name].shape != own[name].shape]
+        if replaced and with_classifier:
+            raise DataError(f"{label} have no classifier of {classes} classes ({replaced[0]}). Give the whole "
+                            "network's.")
+        remarks = _reset_classifier(model, replaced, tensors, classes)
+        if any(name.endswith(".weight") and name not in replaced for name in last):
+            remarks.append(f"its last layer is kept, as it has {classes} classes: they must be those of the data, in "
+                           "the same order")
+        notes += [] if of_trunk else remarks
+        counters = [name for name in own if name.endswith("num_batches_tracked") and name not in tensors]
+        tensors |= {name: own[name] for name in (*replaced, *counters)}
         # 5. Load all of them. Values that are not finite would only be seen after a long training.
         put_weights(model, tensors, label, classes)
         bad = next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None)
@@ -220,6 +213,30 @@ def _refuse_deeper(label: str, left_out: Iterable[str], own: Iterable[str], head
     if more:
         raise DataError(f"{label} is of another network: it also has {more[0]!r} ({len(more)} such). Give the "
                         "weights of this network.")
+
+
+def _adapt_stem(model: Any, tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """Adapt a stem of other channels to the network's, in place, as timm does. Return a remark on it."""
+    remarks = []
+    for name in (f"{name}.weight" for name in modules_called(model, "first_conv")):
+        if name in own and name in tensors and _differs_in_channels(tensors[name], own[name]):
+            stored, wanted = tensors[name].shape[1], own[name].shape[1]
+            remarks.append(f"its stem of {stored} channels was made one of {wanted}")
+            tensors[name] = timm.models.adapt_input_conv(wanted, tensors[name].float(), base_chans=stored)
+    return remarks
+
+
+def _reset_classifier(model: Any, replaced: Iterable[str], tensors: Mapping[str, Tensor], classes: int) -> list[str]:
+    """Give linear layers and convolutions, by the names of their tensors, torch's initial values. Return remarks on
+    those that a file has for a number of classes that is not ImageNet's."""
+    remarks = []
+    for name in (name for name in replaced if name.endswith(".weight")):
+        layer = model.get_submodule(name.removesuffix(".weight"))
+        if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)):
+            layer.reset_parameters()  # in place, so that `state_dict` has the new values, too
+            if name in tensors and len(tensors[name]) not in (classes, *_IMAGENET_CLASSES):
+                remarks.append(f"its last layer has {len(tensors[name])} classes, not {classes}, and is made anew")
+    return remarks
 
 
 def _resample_positions(model: Any, tensors: dict[str, Tensor]) -> None:

@@ -154,8 +154,8 @@ def test_what_was_taken_and_what_was_left_out_is_said(tensors: Tensors, tmp_path
     (tmp_path / "w.json").write_text('{"norm": "imagenet"}')
     assert said(tensors) == ""
     head = {name: tensor[:7] if name.startswith("classifier.") else tensor for name, tensor in tensors.items()}
-    assert said(head) == "w.pth: its last layer tells 7 classes apart, not 10, and is made anew"
-    assert "its last layer is kept, as it tells 7 classes apart" in said(head, classes=7)
+    assert said(head) == "w.pth: its last layer has 7 classes, not 10, and is made anew"
+    assert "its last layer is kept, as it has 7 classes" in said(head, classes=7)
     both = {"state_dict": tensors, "state_dict_ema": tensors}
     assert said(both) == "w.pth: state_dict_ema was taken"
     more = {**tensors, "extra.weight": torch.ones(2)}
