@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that is named first; return its exit code, or 2 if there is no such command."""
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if name in ("-h", "--help", "help"):
-        show("\n".join(["usage: hwnas COMMAND [key=value ...]", "", "commands (hwnas COMMAND --help tells more):",
+        show("\n".join(["usage: hwnas COMMAND [key=value ...]", "", "commands (more about one: hwnas COMMAND --help):",
                         *(f"  {command:10} {what}" for command, what in COMMANDS.items())]))
         return 0
     if name == "--version":

@@ -83,7 +83,7 @@ def _place(out: Path, source: Path, make: Callable[[Path], list[str]]) -> list[s
     if os.path.lexists(out) and not (not is_file and out.is_dir() and not any(out.iterdir())):
         raise StudyError(f"{out} is there already. Choose another out=COPY.")
     if out.resolve().is_relative_to(source.resolve()):
-        raise StudyError(f"{out} lies in {source}. Choose another out=COPY.")
+        raise StudyError(f"{out} is in {source}. Choose another out=COPY.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{out.name[:40]}.", dir=out.parent) as temporary:  # on the same disk as `out`
@@ -103,7 +103,7 @@ def _deploy(model: Path, out: Path, options: ExportOptions) -> list[str]:
     if (options.format == "uint8") != (out.suffix == ".onnx"):
         raise ConfigError(f"out={out.name} must end in .onnx for format=uint8, and name a new folder otherwise.")
     if (parent := next((path for path in out.resolve().parents if kind_of(path)), None)) is not None:
-        raise StudyError(f"{out} lies in {parent}, the folder of other work. Choose another out=NEW.")
+        raise StudyError(f"{out} is in {parent}, the folder of other work. Choose another out=NEW.")
     path = deployed_file(model, "int8")
     target, timed = target_of(path), deployment_of(model)
     if options.format == "openvino":  # so that a child process tries the file in OpenVINO
@@ -157,7 +157,7 @@ def _copy(folder: RunFolder, to: Path) -> list[str]:
         back_up(database_path(folder.path), copy) if path == folder.study else shutil.copyfile(path, copy)
         n += 1
     elsewhere = [] if folder.study.is_file() else [
-        "its study is not among them: it lies in the database that storage= named."]
+        "its study is not among them: it is in the database that storage= named."]
     return [f"{n} files", *elsewhere]
 
 

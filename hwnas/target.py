@@ -138,7 +138,7 @@ class Host:
         if self.given:
             return self.given
         if not (self.family or self.model or self.parts):
-            raise TargetError(f"this machine's CPU ({self.cpu or self.vendor}) tells neither family nor part, so that "
+            raise TargetError(f"this machine's CPU ({self.cpu or self.vendor}) names neither family nor part, so that "
                               "its latencies could be taken for another's. Name the machine: HWNAS_HOST=my-board-4c")
         # The CPU's own name, without trade marks, clock and number of cores.
         text = re.sub(r"\(r\)|\(tm\)|\bcpu\b|@.*|\d+-core|processor", " ", self.cpu.lower())

@@ -50,8 +50,8 @@ def _options(folder: RunFolder, config: Config) -> Config:
     if keys := [*unresolved(options, "")]:
         step = "Add dataset.root=DIR." if keys == ["dataset.root"] else \
             "Give the command of the search instead: it joins as a worker."
-        raise StudyError(f"{folder.config}: {', '.join(keys[:4])} stand as they were typed, and nothing in a folder is "
-                         f"resolved. {step}")
+        raise StudyError(f"{folder.config} has {', '.join(keys[:4])} as typed, and nothing in a folder is resolved. "
+                         f"{step}")
     return options
 
 

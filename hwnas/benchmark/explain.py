@@ -60,9 +60,9 @@ def _rows(nodes: Sequence[ExecutedNode]) -> Iterator[tuple[str, ...]]:
 def _findings(nodes: Sequence[ExecutedNode], target: Target) -> Iterator[str]:
     """Yield a line for each finding: its number of nodes, their share of the time, and a few of their names."""
     if not any(node.precision for node in nodes):
-        yield f"{target.runtime} does not tell what its nodes are executed in: what falls back is not known."
+        yield f"{target.runtime} does not say the precision of its nodes, so it is not known what falls back."
     elif not any({*node.findings} & {*FALLBACKS} for node in nodes):
-        yield "Nothing that the runtime tells of falls back."
+        yield "No node that the runtime reports falls back."
     for finding, text in _SAID.items():
         if part := [node for node in nodes if finding in node.findings]:
             names = f" ({', '.join(node.name for node in part)})" if len(part) <= NAMED else ""

@@ -166,7 +166,7 @@ def candidates_of(folder: RunFolder, options: ChooseOptions) -> list[ServedRow]:
     for row in [*rows, *(row for row in verified if row.id in members and row not in rows)]:
         target = target_named(environment["target"], row.target)
         if target.device != "cpu":
-            raise ConfigError(f"{folder.path} is of {target.name}: load on a GPU is not measured, as images would lie "
+            raise ConfigError(f"{folder.path} is of {target.name}: load on a GPU is not measured, as images would be "
                               "there already. Give runs of CPUs.")
         cores = environment.get("host", {}).get("cores") or len(usable_cores())
         most = max(1, cores // (target.threads or cores))  # streams whose threads have a core each

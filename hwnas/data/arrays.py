@@ -80,7 +80,7 @@ def array_listing(options: DatasetOptions, classes: tuple[str, ...], labels: Map
         raise ConfigError(f"dataset.channels: {options.name} has 1, got {options.channels}.")
     for part, values in labels.items():
         if values.size == 0 or values.min() < 0 or values.max() >= len(classes):
-            raise DataError(f"{where}: labels of the {part} part must lie in 0..{len(classes) - 1}. "
+            raise DataError(f"{where}: labels of the {part} part must be in 0..{len(classes) - 1}. "
                             "Fetch the files again.")
     return Listing(DatasetInfo(options.name, 1, len(classes), native_size), classes, dict(labels), identity, where,
                    read, contents, pictures=False)

@@ -143,7 +143,7 @@ class BoxReader:
 
     def _present(self, part: str, pictures: Sequence[MarkedPicture]) -> list[MarkedPicture]:
         if duplicates := [path for path, n in Counter(each.path for each in pictures).items() if n > 1]:
-            raise DataError(f"{self.root}: {duplicates[0].name} stands twice in {part}. Keep one entry with all boxes.")
+            raise DataError(f"{self.root}: {duplicates[0].name} is twice in {part}. Keep one entry with all boxes.")
         missing_paths = [each.path for each in pictures if not each.path.is_file()]
         if missing_paths and not self.options.skip_unreadable:
             more = f" and {len(missing_paths) - 1:,} more" if len(missing_paths) > 1 else ""

@@ -156,7 +156,7 @@ def _pictures(reader: BoxReader, content: Mapping[str, list[Any]], path: Path, p
         if not all(isinstance(each, int | str | None) for each in ids):
             raise DataError(f"{where}: id, image_id and category_id are numbers, got {str(ids)[:80]}. Mend it.")
         if ids[0] is not None and ids[0] in seen_ids:
-            raise DataError(f"{where} stands there twice. Give each its own id.")
+            raise DataError(f"{where} is there twice. Give each its own id.")
         seen_ids.add(ids[0])
         image, label = images.get(ids[1]), places.get(ids[2])
         if image is None or label is None:

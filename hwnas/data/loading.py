@@ -89,7 +89,7 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
     options = DatasetOptions.from_config(config)
     listing = _listing(options)
     if len(listing.class_names) < 2 and listing.boxes is None:
-        raise DataError(f"{listing.where}: one class only ({', '.join(listing.class_names)}); nothing to tell apart. "
+        raise DataError(f"{listing.where}: one class only ({', '.join(listing.class_names)}). Nothing can be learnt. "
                         "Give a data set with at least two classes.")
     # 1. Split. Images with boxes are drawn as one class, as they have none of their own.
     size = options.image_size or image_size

@@ -131,7 +131,7 @@ def _read_tar(path: Path) -> Part:
         raise ValueError("it has none")
     # 2. Refuse files whose folders are no classes: none at all, parts, or two of the same name.
     if is_web or all(len(place.parts) == 1 for place in places):
-        raise DataError(f"{path}: its images lie in no folders, which are the classes (a WebDataset, whose labels are "
+        raise DataError(f"{path}: its images are in no folders, which are the classes (a WebDataset, whose labels are "
                         "files, is not read). Unpack it into a folder for each class.")
     part_names = sorted({each for place in places for each in place.parts[:-2] if each.strip().lower() in PART_OF})
     if len({PART_OF[each.strip().lower()] for each in part_names}) > 1:

@@ -83,8 +83,8 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, Grades], ca
     if better := [each for each in unknown if top1_of(each) > top1_of(best)]:
         most = max(better, key=top1_of)
         about = "" if most.latency_ms_predicted is None else f", predicted {most.latency_ms_predicted:.3g} ms"
-        text += (f", but {describe(most)} may be better: {100 * top1_of(most):.2f} %{about}, and no latency could be "
-                 "told of it")
+        text += (f", but {describe(most)} may be better: {100 * top1_of(most):.2f} %{about}, and it could not be "
+                 "timed")
     # A control proves nothing of the search, but it may be the network that one wants.
     if above := [row for row in rows if row.control_of and is_usable(row, correct) and row.meets_cap is not False
                  and top1_of(row) > top1_of(best)]:
@@ -185,7 +185,7 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> t
             difference, low, _ = correct[smaller.id].minus(correct[larger.id])
             if low > 0 and difference > gap:
                 worst, gap = larger, difference
-                why = f"{figures_of(larger)} lies below the smaller {figures_of(smaller)}"
+                why = f"{figures_of(larger)} is below the smaller {figures_of(smaller)}"
     if worst is None or not why:
         return [], {row.trained_id for row in hardly_learnt}
     warning = (f"These networks are under-trained: {why}. No verdict on {worst.id} is given; those on other baselines "

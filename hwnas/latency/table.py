@@ -151,7 +151,7 @@ class LatencyTable:
             names = [(network.space, network.architecture.id) for network in networks]
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
-                raise TableError(f"{path}: network {twice[1]} of {twice[0]} stands in it twice.")
+                raise TableError(f"{path}: network {twice[1]} of {twice[0]} is in it twice.")
             datetime.fromisoformat(data["created"])  # TypeError or ValueError if it is no date
             return cls(key, dict(data["host"]), str(data["runtime"]), str(data["created"]), protocol,
                        Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),

@@ -96,11 +96,11 @@ class LiteRtRuntime:
                 "from ai_edge_litert.interpreter import Interpreter\n"
                 f'interpreter = Interpreter("{file}", num_threads={threads_of(target)})  # as measured\n'
                 "interpreter.allocate_tensors()\n"
-                "(given,), (told,) = interpreter.get_input_details(), interpreter.get_output_details()\n"
+                "(given,), (result,) = interpreter.get_input_details(), interpreter.get_output_details()\n"
                 "pixels = images.transpose(0, 2, 3, 1)  # it takes [n, height, width, channels]\n"
                 'interpreter.set_tensor(given["index"], np.ascontiguousarray(pixels, np.float32))\n'
                 "interpreter.invoke()  # this call is what is timed\n"
-                'logits = interpreter.get_tensor(told["index"])')
+                'logits = interpreter.get_tensor(result["index"])')
 
 
 def _check_installed(who: str) -> None:

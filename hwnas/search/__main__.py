@@ -17,7 +17,7 @@ from hwnas.errors import WorkerError
 
 # Slow imports are inside the functions, so that --help and a wrong option are answered at once.
 
-USAGE = """Search, train, quantise and verify networks for a target. Results lie in out=FOLDER
+USAGE = """Search, train, quantise and verify networks for a target. Results are in out=FOLDER
 (default runs/<target>-<space>-<dataset>).
 
     hwnas search target=xeon_int8

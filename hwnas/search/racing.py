@@ -128,7 +128,7 @@ class ObviousCuts(Explorer):
         """Work on the race until it is over, as one of its processes."""
         plan, study = self.plan, self.study
         if LENGTH not in study.user_attrs:
-            raise StudyError(f"the race in {self.run.path} has not begun: its first process is still preparing. "
+            raise StudyError(f"the race in {self.run.path} has not started: its first process is still preparing. "
                              "Start this one again in a minute.")
         length = Length.of(study.user_attrs[LENGTH], self.run.path)
         course = self._course(length)

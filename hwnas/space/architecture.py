@@ -85,9 +85,9 @@ class BlockDef:
         if kernel % 2 == 0:
             raise SpaceError(f"block {text!r}: k must be odd, got {kernel}.")
         if not 1 <= expansion <= 16:
-            raise SpaceError(f"block {text!r}: e must lie between 1 and 16, got {expansion:g}.")
+            raise SpaceError(f"block {text!r}: e must be between 1 and 16, got {expansion:g}.")
         if not 0 <= se <= 1:
-            raise SpaceError(f"block {text!r}: se must lie between 0 and 1, got {se:g}.")
+            raise SpaceError(f"block {text!r}: se must be between 0 and 1, got {se:g}.")
         return cls(kind, whole("r", 1, 1, 64), kernel, whole("s", 1, 1, 2), expansion,
                    whole("c", None, 1, 16384), se, skip)
 

@@ -243,7 +243,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
         connection.close()
         if not needed:
             raise
-        raise StudyError(f"study {path}: its last trials stand in {log.name}, which cannot be read in this folder. "
+        raise StudyError(f"study {path}: its last trials are in {log.name}, which cannot be read in this folder. "
                          "Copy both files to a folder that can be written.") from None
     return connection
 

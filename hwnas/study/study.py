@@ -154,7 +154,7 @@ def study_url(run_folder: Path, stored: object, named: str | None = None) -> str
         path = sqlite_path(str(stored))
         if path is not None and path.resolve().is_relative_to(run_folder.resolve()):
             return str(stored)
-    raise StudyError(f"{run_folder}: its study lies elsewhere, in {hidden(str(stored), whole=True)[:200]}. Name the "
+    raise StudyError(f"{run_folder}: its study is elsewhere, in {hidden(str(stored), whole=True)[:200]}. Name the "
                      "database yourself: storage=URL.")
 
 

@@ -245,7 +245,7 @@ def _check_keys(node: Any) -> None:
         keys = Counter((key.tag, key.value) for key, _ in node.value
                        if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge")
         if repeated_key := next((value for (_, value), n in keys.items() if n > 1), None):
-            raise ValueError(f"{repeated_key!r} stands twice in the section from line {node.start_mark.line + 1} on")
+            raise ValueError(f"{repeated_key!r} is twice in the section from line {node.start_mark.line + 1} on")
         for _, value in node.value:
             _check_keys(value)
     elif isinstance(node, yaml.SequenceNode):

@@ -80,7 +80,7 @@ def _open_gpu() -> tuple[Any, Any]:
     try:
         import pynvml
     except ImportError:
-        raise TargetError("the target needs an NVIDIA GPU, and what tells of one (nvidia-ml-py) is not installed. "
+        raise TargetError("the target needs an NVIDIA GPU, and nvidia-ml-py, which finds it, is not installed. "
                           "Install it: pip install 'hwnas[cuda]'") from None
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     try:

@@ -66,7 +66,7 @@ def check_home() -> None:
     try:
         make_writable(folder)
     except UserError as error:
-        raise ConfigError(f"{str(error).partition('. ')[0]}. Tables, weights and caches lie there: set HWNAS_HOME=DIR "
+        raise ConfigError(f"{str(error).partition('. ')[0]}. Tables, weights and caches are there: set HWNAS_HOME=DIR "
                           "to a folder on a writable disk.") from None
 
 

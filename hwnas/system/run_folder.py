@@ -65,7 +65,7 @@ class WorkFolder:
         place = Path(os.path.realpath(self.path))  # works for a link to itself, too
         for parent in place.parents:
             if owner := kind_of(parent):
-                raise StudyError(f"{self.path} lies in {parent}, {_folder_of(owner)}. Choose another out=FOLDER.")
+                raise StudyError(f"{self.path} is in {parent}, {_folder_of(owner)}. Choose another out=FOLDER.")
         others = [] if overwrite else _others(self.path)
         if kind_of(self.path) is None:  # last: meanwhile the same command may run in another process
             if others:

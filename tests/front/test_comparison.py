@@ -126,7 +126,7 @@ def test_a_race_in_which_a_larger_network_of_a_family_is_worse_is_called_under_t
     other = replace(baseline("resnet10t", 0.4, 600, "resnet10t"), macs=200)
     found = outcome(row_of("f", 0.1, 900), small, large, other)
     assert (found[0].name, found[0].verdict) == ("training", "under-trained")
-    assert "mobilenetv3_large_100 70.00 % in 0.4 ms lies below the smaller mobilenetv3_small_100" in found[0].sentence
+    assert "mobilenetv3_large_100 70.00 % in 0.4 ms is below the smaller mobilenetv3_small_100" in found[0].sentence
     assert "finalists.recipe.epochs=" in found[0].sentence
     assert large.name not in {one.name for one in found}  # and no victory over it
     stem = replace(large, id=f"{large.name}-stem1", top1_test=0.85)

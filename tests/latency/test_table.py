@@ -75,7 +75,7 @@ def test_a_torn_file_is_refused_by_name(table, tmp_path, cut):
 
 @pytest.mark.parametrize(("change", "message"), [
     (lambda d: d.update(version=99), "version 99"),
-    (lambda d: d["networks"].append(d["networks"][0]), "stands in it twice"),
+    (lambda d: d["networks"].append(d["networks"][0]), "is in it twice"),
     (lambda d: d["networks"][1]["samples_us"][0].__setitem__(0, -5), r"networks\[1\]"),
     (lambda d: d["networks"][0]["architecture"].update(stages=[["xx_c3"]]), "kind must be"),
     (lambda d: d["protocol"].update(surprise=1), "surprise"), (lambda d: d.update(created="lately"), "isoformat"),

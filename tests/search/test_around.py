@@ -222,7 +222,7 @@ def test_a_worker_that_comes_before_the_race_is_told_so(home, tmp_path, monkeypa
     with pytest.raises(SystemExit):
         run_command(main, "search", "usage", [*RACE, f"out={out}"])
     assert run_command(work, "worker", "usage", [f"run={out}"], target=False) == 2
-    assert "has not begun" in capsys.readouterr().err.splitlines()[-1]
+    assert "has not started" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("change", "said"), [

@@ -140,10 +140,10 @@ def test_a_password_goes_to_the_workers_and_nowhere_else(command, place, tmp_pat
 
     assert worker([f"run={out}"]) == 2
     said = capfd.readouterr().err
-    assert said.startswith(f"StudyError: {out}: its study lies elsewhere, in postgresql+psycopg://me:***@")
+    assert said.startswith(f"StudyError: {out}: its study is elsewhere, in postgresql+psycopg://me:***@")
     assert said.endswith("Name the database yourself: storage=URL.\n")
     assert worker([f"run={out}", f"storage={place}"]) == 2
-    assert "stub.folder stand as they were typed" in capfd.readouterr().err
+    assert "stub.folder as typed" in capfd.readouterr().err
 
 
 @pytest.fixture
@@ -285,11 +285,11 @@ def test_no_error_of_a_database_shows_a_password(command, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(("line", "given", "fact"), [
-    ("storage: ${oc.env:A_URL}", [], "its study lies elsewhere, in ${oc.env:A_URL}. Name the database yourself"),
-    ("storage: sqlite:////tmp/elsewhere.db", [], "its study lies elsewhere, in sqlite:////tmp/elsewhere.db"),
-    ("storage: [1]", [], "its study lies elsewhere"),
-    ("dataset: {root: '${oc.env:A_URL}'}", [], "dataset.root stand as they were typed"),
-    ("space: ${oc.env:A_URL}", ["dataset.root=/x"], "space stand as they were typed"),
+    ("storage: ${oc.env:A_URL}", [], "its study is elsewhere, in ${oc.env:A_URL}. Name the database yourself"),
+    ("storage: sqlite:////tmp/elsewhere.db", [], "its study is elsewhere, in sqlite:////tmp/elsewhere.db"),
+    ("storage: [1]", [], "its study is elsewhere"),
+    ("dataset: {root: '${oc.env:A_URL}'}", [], "dataset.root as typed"),
+    ("space: ${oc.env:A_URL}", ["dataset.root=/x"], "space as typed"),
     ("space: 2001-01-01", [], "cannot read"), ("a: &a [*a]", [], "cannot read"),
     ("x: {_target_: os.system}", [], "cannot name code"),
 ])

@@ -82,7 +82,7 @@ def test_id_names_the_network_and_an_identity_that_changes_nothing_is_no_block()
 @pytest.mark.parametrize(("text", "words"), [
     ("xy_k3_c16", "kind must be one of"), ("ir_k3_c16_q", "cannot read 'q'"), ("ir_k3_k5_c16", "'k' is given twice"),
     ("ir_k4_c16", "k must be odd, got 4"), ("ir_k3", "c must be a whole number"), ("cn_c16", "k must be a whole"),
-    ("ir_k3_e99_c16", "e must lie between"), ("ir_k3_c16_se2", "se must lie between"),
+    ("ir_k3_e99_c16", "e must be between"), ("ir_k3_c16_se2", "se must be between"),
     ("ir_k3_c16_se0.5_se0.5", "'se' is given twice"), ("ir_k3_c16_nre", "cannot read 'nre'"),
 ])
 def test_bad_block_strings_name_the_rule(text: str, words: str) -> None:

@@ -398,5 +398,5 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.M
         shutil.copyfile(tmp_path / name, copy / name)
     (copy / "study.db-shm").symlink_to(tmp_path / "nowhere" / "x")  # SQLite cannot make its index of the log
     read_only(monkeypatch)
-    with pytest.raises(StudyError, match=r"its last trials stand in study\.db-wal, .* Copy both files"):
+    with pytest.raises(StudyError, match=r"its last trials are in study\.db-wal, .* Copy both files"):
         load_study(url(copy))

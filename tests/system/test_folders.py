@@ -105,7 +105,7 @@ def test_the_folder_of_other_work_is_refused(other: str, tmp_path: Path) -> None
     marker = {"format": "hwnas-folder/1", "kind": other, "hwnas": "0"}
     before = content(fill(tmp_path / "there", {**MINE, NAME: json.dumps(marker)}))
     for kind in COMMANDS:
-        with pytest.raises(StudyError, match=rf"lies in .*hwnas\.{other}"):
+        with pytest.raises(StudyError, match=rf"is in .*hwnas\.{other}"):
             WorkFolder(tmp_path / "there" / "models" / "x", kind).take_up(overwrite=True)
         if other != kind:
             with pytest.raises(StudyError, match=r"is the folder of a .*out=FOLDER"):

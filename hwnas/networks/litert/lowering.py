@@ -583,7 +583,7 @@ def _pool(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     one behind it corrects an average that leaves padding out."""
     _check_window(node, a)
     if any(step != 1 for step in a.get("dilations", [1, 1])) or len(a["kernel_shape"]) != 2 or len(node.output) > 1:
-        raise _Refused(f"{node.op_type} {node.name}, which is dilated, of other axes or tells places")
+        raise _Refused(f"{node.op_type} {node.name}, which is dilated, has other axes or returns places")
     value = self.laid(self.read(node.input[0]), _MAPS)
     average, name = node.op_type == "AveragePool", node.output[0]
     kernel, strides, pads = a["kernel_shape"], a.get("strides", [1, 1]), list(a.get("pads", [0, 0, 0, 0]))
