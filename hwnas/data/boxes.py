@@ -116,7 +116,8 @@ class BoxReader:
         sees."""
         if orientation > 1 and not self.options.upright:
             raise DataError(f"{path} is turned by its EXIF orientation, and boxes are mostly of pictures as a person "
-                            "sees them. Set dataset.upright=true.")
+                            "sees them. Set dataset.upright=true; if they are not, remove the orientation from the "
+                            "files.")
 
     def listing(self, parts: Mapping[str, Sequence[MarkedPicture]], names: Sequence[str], files: Sequence[Path]
                 ) -> Listing:
