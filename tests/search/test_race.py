@@ -578,7 +578,8 @@ def test_a_race_that_was_interrupted_goes_on_and_ends(tmp_path: Path) -> None:
     def tell(event: Event) -> None:
         heard.append(event.rung)
         seconds[0] -= 0.05 * (event.kind == "training")
-        if event.rung == FIRST and event.step == 5 and heard.count(FIRST) < 6:
+        if event.rung == FIRST and event.step >= 5 and "interrupted" not in heard:  # a slow machine leaves out steps
+            heard.append("interrupted")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
