@@ -26,6 +26,7 @@ from hwnas.networks import quantize
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, head_nodes
 from hwnas.networks.quantize import METHODS, QuantisedFile, load_fp32, needs_narrow_weights, quantize_static
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Host, Target
 from hwnas.tasks.classification import Classification
 
@@ -267,6 +268,30 @@ def test_a_dead_channel_keeps_its_bias(tmp_path: Path) -> None:
     quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", IMAGES)
     expected, got = logits(tmp_path / "fp32.onnx", IMAGES), logits(tmp_path / "int8.onnx", IMAGES)
     assert np.abs(got - expected).max() < 0.02 * np.abs(expected).max()
+
+
+class Places(torch.nn.Module):
+    """A map to which a layer adds an encoding of positions: of numbers in the file, or of numbers computed of them."""
+
+    def __init__(self, computed: bool) -> None:
+        super().__init__()
+        self.map, self.encode, self.head = (torch.nn.Conv2d(*sides, 1) for sides in ((1, 8), (2, 8), (8, 10)))
+        self.places, self.computed = torch.nn.Parameter(torch.randn(1, 2, 32, 32)), computed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = self.encode(self.places.sin() if self.computed else self.places)
+        return self.head((self.map(x) + places).relu()).mean((2, 3))
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_layers_that_read_no_image_stay_in_fp32(tmp_path: Path, computed: bool) -> None:
+    torch.manual_seed(0)
+    export_onnx(Places(computed), tmp_path / "fp32.onnx", (1, 32, 32))
+    quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", IMAGES, method="minmax")
+    compiled = load_runtime("openvino").compile(tmp_path / "int8.onnx", Target("t", "openvino", "int8", threads=1))
+    assert compiled.execution.precisions["int8"] == 2
+    expected = logits(tmp_path / "fp32.onnx", IMAGES)
+    assert np.abs(compiled.logits(IMAGES) - expected).max() < 0.05 * np.abs(expected).max()
 
 
 def test_errors_are_of_the_candidate_and_name_the_file(fp32: Path, tmp_path: Path) -> None:
