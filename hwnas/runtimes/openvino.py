@@ -163,7 +163,8 @@ class OpenVinoRuntime:
             use_own_stack()
             return compiled
         except RuntimeError as error:
-            raise FileError(path, f"OpenVINO cannot compile it: {one_line(error)}") from error
+            raise FileError(path, f"OpenVINO cannot compile it in {target.precision}: {one_line(error).rstrip('.')}.",
+                            "Choose a target of another precision or runtime.") from error
 
 
 def compile_options(target: Target) -> dict[str, str]:

@@ -108,6 +108,12 @@ def test_files_of_the_wrong_kind_are_refused(files: dict[str, Path], runtime: st
         load_runtime(runtime).compile(files["int8"], Target("t", runtime, "fp32"))
 
 
+def test_who_gives_a_file_that_openvino_cannot_compile_reads_the_precision_and_a_way_on(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"no network")
+    with pytest.raises(CandidateError, match=r"m\.onnx: .* in int8: .*another precision or runtime"):
+        load_runtime("openvino").compile(tmp_path / "m.onnx", Target("t", "openvino", "int8"))
+
+
 def test_precision_that_was_not_honoured_is_an_error() -> None:
     with pytest.raises(TargetError, match=r"fp32 was forced.*1 bf16, 9 fp32"):
         judge("m.onnx", Target("t", "openvino", "fp32"), {"fp32": 9, "bf16": 1}, 0)
