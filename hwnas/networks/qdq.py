@@ -164,8 +164,9 @@ class Graph:
 
 def quantised_nodes(graph: Graph, kept: Collection[str] = ()) -> list[NodeProto]:
     """Return all convolutions and linear layers that are quantised. Nodes named in `kept` stay in fp32, and so do the
-    convolutions of squeeze-and-excite (tiny, and slower in int8), and layers that read constants, as encodings of
-    positions do: runtimes compute them once, and OpenVINO cannot in int8. Raises QuantizeError if none is left."""
+    convolutions of squeeze-and-excite (tiny, and slower in int8). So do layers that read no image, as encodings of
+    positions do: runtimes then compute them once, and OpenVINO cannot compile such a convolution in int8. Raises
+    QuantizeError if none is left."""
     nodes = [node for node in graph.proto.graph.node
              if (_is_linear(node, graph) or (node.op_type == "Conv" and not graph.is_gate(node)))
              and node.input[0] in graph.maps and node.input[1] in graph.weights and node.name not in kept]
