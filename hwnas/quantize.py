@@ -29,12 +29,12 @@ from hwnas.networks.quantize import (
     activation_ranges,
     calibration_images,
     load_fp32,
-    logits_of,
     needs_narrow_weights,
     quantise_graph,
     quantize_static,
     tuning_of,
 )
+from hwnas.networks.running import logits_of
 from hwnas.runtimes.foreign import input_of
 from hwnas.runtimes.runtime import load_runtime, predict
 from hwnas.stats import paired_difference
@@ -177,7 +177,8 @@ class _Job:
         def int8(fp32_layers: Collection[str]) -> ModelProto:
             network = deepcopy(proto)
             quantise_graph(network, ranges, note=f"{method}, {len(fp32_layers)} layers in fp32", tuned_for=tuned,
-                           kept=fp32_layers, narrow=narrow)
+                           kept=fp32_layers, narrow=narrow, corrected_on=images if first_result.corrected else None,
+                           threads=threads)
             return network
 
         # 2. The cost of a layer: the error of the logits that is left when this layer alone goes back to fp32.

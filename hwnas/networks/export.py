@@ -18,7 +18,8 @@ from hwnas.errors import ExportError, ModelError, one_line
 from hwnas.lazy import nn, onnx, safetensors, timm, torch
 from hwnas.networks.checkpoint import check_tensors
 from hwnas.networks.qdq import Graph
-from hwnas.networks.quantize import calibration_images, drop_unread, logits_of
+from hwnas.networks.quantize import calibration_images, drop_unread
+from hwnas.networks.running import logits_of
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:

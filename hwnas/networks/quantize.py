@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from hwnas.errors import QuantizeError, one_line
 from hwnas.lazy import onnx, scipy
+from hwnas.networks.bias import correct_biases
 from hwnas.networks.qdq import (
     Graph,
     Range,
@@ -22,7 +24,7 @@ from hwnas.networks.qdq import (
     quantised_tensors,
     range_source,
 )
-from hwnas.system.libraries import import_onnxruntime
+from hwnas.networks.running import BATCH, logits_of, session_of
 from hwnas.system.paths import write_atomic
 from hwnas.target import Target
 from hwnas.tasks.classification import Classification
@@ -40,7 +42,6 @@ METHODS: tuple[Method, ...] = get_args(Method)
 VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 TunedFor = Literal["openvino", "onnxruntime", "litert"]
 MIN_OPSET = 13
-_BATCH = 32
 _SAMPLES = 4096  # values kept of one tensor in one batch
 _SHRINKS = np.linspace(1.0, 0.4, 21)
 _TAIL = 1e-4  # share of the values that "percentile" gives up on each side
@@ -48,6 +49,7 @@ _BINS, _BIN_STEP = 2048, 16  # of the histogram that "entropy" cuts
 _LEAST_JUDGES = 32  # images that are needed to choose a method on other images than made its ranges
 _MOST_COST = 0.005  # if the best cost is higher, the last layers are tried in fp32
 _KEPT_BEFORE_HEAD = (0, 2)  # layers before the head in fp32; five made MnasNet-A1 50 % slower
+_CORRECTING = 128  # images at most by which biases are corrected
 _WORTH = 0.5  # layers in fp32 take time, so they must halve the cost
 
 
@@ -77,8 +79,8 @@ class QuantisedFile:
 
     `agreement`: share of the `images` with the same answer, 0 to 1. `lost`: the mean fall of the answer's probability,
     by the fp32 network's probabilities: the top-1 that is lost, 0 to 1, if these are true. `by_class_…`: the same as
-    means over the classes of fp32's answers. `kept`: the nodes in fp32. `tried`: the `cost` of each way that was tried.
-    `images` is 0 if nothing was compared.
+    means over the classes of fp32's answers. `kept`: the nodes in fp32. `corrected`: whether biases were corrected
+    (`bias.correct_biases`). `tried`: the `cost` of each way that was tried. `images` is 0 if nothing was compared.
     """
 
     method: str
@@ -87,6 +89,7 @@ class QuantisedFile:
     agreement: float = 1.0
     lost: float = 0.0
     images: int = 0
+    corrected: bool = False
     by_class_agreement: float = 1.0
     by_class_lost: float = 0.0
     tried: Mapping[str, float] = field(default_factory=dict)
@@ -107,19 +110,23 @@ class QuantisedFile:
         """One line for metadata and cards."""
         fp32_part = f", the last {len(self.kept)} layers in fp32" if self.kept else ""
         bits = "" if self.weight_bits == 8 else f", weights of {self.weight_bits} bits"
+        biases = ", biases corrected" if self.corrected else ""
         judged = f"; fp32's answer on {self.agreement:.1%} of {self.images} training images" if self.images else ""
-        return f"{self.method}{fp32_part}{bits}{judged}"
+        return f"{self.method}{fp32_part}{bits}{biases}{judged}"
 
 
 def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],
                     calibration: NDArray[np.float32] | None, *, tuned_for: TunedFor = "openvino",
                     method: Method | None = None, narrow: bool = False, threads: int = 1, label: str = "",
-                    report: Callable[[float], None] = lambda share: None, task: Task | None = None) -> QuantisedFile:
+                    report: Callable[[float], None] = lambda share: None, task: Task | None = None, correct: bool = True
+                    ) -> QuantisedFile:
     """Write the int8 QDQ version of an fp32 ONNX file, with its metadata; return how it was made.
 
     `calibration`: normalised training images [n,c,h,w]. Two thirds of them give the activations' ranges by each method
-    (`activation_ranges`), and the others choose the method of least `QuantisedFile.cost`; few images do both. If even
-    that costs more than 0.005, the last layers stay in fp32 if this halves the cost. A given `method` is not compared.
+    (`activation_ranges`), and the others choose the method of least `QuantisedFile.cost`; few images do both. Its
+    biases are corrected unless that costs more. If it then costs more than 0.005, the last layers stay in fp32 if this
+    halves the cost. A given `method` is not compared or corrected. `correct` False corrects no biases: so for weights
+    that int8's rounding has trained, whose answers as fp32 are no better.
     `calibration` None gives made-up ranges: right for timing, useless for answers. Its graph has the same structure as
     with real ranges and all layers in int8. `tuned_for` matters around swish, hard-swish and GELU. `narrow`: weights of
     7 bits, for CPUs whose sums of products saturate (`needs_narrow_weights`). `report` is called with the share of the
@@ -130,49 +137,69 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
         raise ValueError(f"tuned_for={tuned_for!r}, method={method!r}: not among {TunedFor}, {Method}")
     proto = load_fp32(fp32_path, label)
     result = QuantisedFile(method or "", weight_bits=7 if narrow else 8)
+    corrected_on = None
     if calibration is None:
         graph, result = Graph(proto), replace(result, method="made-up ranges")
         ranges = {name: _make_up_range(graph, name) for name in quantised_tensors(graph, tuned_for)}
     elif method is not None:
         ranges = activation_ranges(proto, calibration, [method], tuned_for=tuned_for, threads=threads)[method]
     else:
-        ranges, result = _choose(proto, calibration, tuned_for, narrow, threads, report, task or Classification())
-    quantise_graph(proto, ranges, note=result.text, tuned_for=tuned_for, kept=result.kept, narrow=narrow)
+        ranges, result = _choose(proto, calibration, tuned_for, narrow, threads, report, task or Classification(),
+                                 correct)
+        corrected_on = _split(calibration)[0] if result.corrected else None
+    quantise_graph(proto, ranges, note=result.text, tuned_for=tuned_for, kept=result.kept, narrow=narrow,
+                   corrected_on=corrected_on, threads=threads)
     write_atomic(int8_path, proto.SerializeToString())
     return result
 
 
 def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor, narrow: bool, threads: int,
-            report: Callable[[float], None], task: Task) -> tuple[dict[str, Range], QuantisedFile]:
+            report: Callable[[float], None], task: Task, correct: bool) -> tuple[dict[str, Range], QuantisedFile]:
     """Return the ranges and the layers in fp32 that lose least on a third of `images`; the others make the ranges."""
-    # Every third image judges. If these are too few, all images make ranges and judge.
-    judges = np.arange(len(images)) % 3 == 2
-    if judges.sum() < _LEAST_JUDGES:
-        makes_ranges, judges = np.ones(len(images), bool), np.ones(len(images), bool)
-    else:
-        makes_ranges = ~judges
-    ranges = activation_ranges(proto, images[makes_ranges], METHODS, tuned_for=tuned_for, threads=threads)
-    report(1 / (len(METHODS) + 1))
-    fp32_logits = logits_of(proto, images[judges], threads)
-    # All methods with all layers in int8, then with more and more of the last layers in fp32, until the cost is small.
+    measured, judging = _split(images)
+    ranges = activation_ranges(proto, measured, METHODS, tuned_for=tuned_for, threads=threads)
+    report(1 / (len(METHODS) + 2))
+    fp32_logits = logits_of(proto, judging, threads)
     best, all_costs, methods = None, dict[str, float](), METHODS
+
+    def judge(method: Method, fp32_nodes: tuple[str, ...], corrected_on: NDArray[np.float32] | None) -> QuantisedFile:
+        """Return a file's facts. It is the best one if it costs less, with more layers in fp32 half as much; corrected
+        biases need only cost no more."""
+        nonlocal best
+        int8, corrected = deepcopy(proto), corrected_on is not None
+        quantise_graph(int8, ranges[method], note="", tuned_for=tuned_for, kept=fp32_nodes, narrow=narrow,
+                       corrected_on=corrected_on, threads=threads)
+        agreement: Any = task.agreement(fp32_logits, logits_of(int8, judging, threads))
+        result = QuantisedFile(method, fp32_nodes, 7 if narrow else 8, images=len(judging), corrected=corrected,
+                               **agreement)
+        name = f"{method}{f', {len(fp32_nodes)} in fp32' if fp32_nodes else ''}{', corrected' if corrected else ''}"
+        all_costs[name] = result.cost
+        report(min(1.0, (1 + len(all_costs)) / (len(METHODS) + 2)))  # layers in fp32 are seldom tried: not counted
+        most = math.inf if best is None else best.cost * (_WORTH if len(fp32_nodes) > len(best.kept) else 1.0)
+        if result.cost < most or (corrected and result.cost == most):
+            best = result
+        return result
+
+    # All methods with all layers in int8, then with more and more of the last layers in fp32, until the cost is small.
     for fp32_nodes in _ends(Graph(proto)):
-        costs = dict[Method, float]()
-        for method in methods:
-            int8 = deepcopy(proto)
-            quantise_graph(int8, ranges[method], note="", tuned_for=tuned_for, kept=fp32_nodes, narrow=narrow)
-            agreement: Any = task.agreement(fp32_logits, logits_of(int8, images[judges], threads))
-            result = QuantisedFile(method, fp32_nodes, 7 if narrow else 8, images=int(judges.sum()), **agreement)
-            costs[method] = all_costs[f"{method}{f', {len(fp32_nodes)} in fp32' if fp32_nodes else ''}"] = result.cost
-            report(min(1.0, (1 + len(all_costs)) / (len(METHODS) + 1)))  # layers in fp32 are seldom tried: not counted
-            if best is None or result.cost < best.cost * (_WORTH if len(fp32_nodes) > len(best.kept) else 1.0):
-                best = result
+        costs = {method: judge(method, fp32_nodes, None).cost for method in methods}
+        # The two best methods go on; with the head in int8, its errors hide which ranges are good.
+        ordered = sorted(methods, key=costs.__getitem__)
+        if correct:
+            judge(ordered[0], fp32_nodes, measured)
         if best is not None and best.cost <= _MOST_COST:
             break
-        if fp32_nodes:  # go on with the two best methods; with the head in int8, its errors hide which ranges are good
-            methods = tuple(sorted(methods, key=costs.__getitem__)[:2])
+        if fp32_nodes:
+            methods = tuple(ordered[:2])
     assert best is not None  # there are methods
     return ranges[cast(Method, best.method)], replace(best, tried=all_costs)
+
+
+def _split(images: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the images that make ranges and correct biases, and those that judge: every third one. If these are too
+    few, all images do both."""
+    judges = np.arange(len(images)) % 3 == 2
+    return (images, images) if judges.sum() < _LEAST_JUDGES else (images[~judges], images[judges])
 
 
 def _ends(graph: Graph) -> Iterator[tuple[str, ...]]:
@@ -187,15 +214,6 @@ def _ends(graph: Graph) -> Iterator[tuple[str, ...]]:
             yield (*layers_before[len(layers_before) - n:], *head)
 
 
-def logits_of(proto: ModelProto, images: NDArray[np.float32], threads: int) -> NDArray[np.float64]:
-    """Return the network's first output on `images`, [n, ...], as ONNX Runtime computes it."""
-    output = str(proto.graph.output[0].name)
-    session, input_name = session_of(proto, [output], threads)
-    parts = [session.run([output], {input_name: np.ascontiguousarray(images[start : start + _BATCH], np.float32)})[0]
-             for start in range(0, len(images), _BATCH)]
-    return np.concatenate(parts).astype(np.float64)
-
-
 def needs_narrow_weights(target: Target, vendor: str, flags: Collection[str]) -> bool:
     """Return whether a target's runtime saturates uint8 × int8 sums on a CPU of this vendor with these ISA flags.
 
@@ -207,17 +225,22 @@ def needs_narrow_weights(target: Target, vendor: str, flags: Collection[str]) ->
 
 
 def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str, tuned_for: TunedFor,
-                   kept: Collection[str] = (), narrow: bool = False) -> None:
+                   kept: Collection[str] = (), narrow: bool = False, corrected_on: NDArray[np.float32] | None = None,
+                   threads: int = 1) -> None:
     """Turn an fp32 graph into its QDQ version in place; nodes named in `kept` stay in fp32.
 
     `ranges`: the range of every activation that could get a pair. `note`: the source of the ranges, for the metadata.
-    `narrow`: weights of 7 bits. Raises QuantizeError if the result is not valid ONNX.
+    `narrow`: weights of 7 bits. `corrected_on`: images by which biases are corrected, on so many `threads`; None: they
+    are not. Raises QuantizeError if the result is not valid ONNX.
     """
+    fp32 = None if corrected_on is None else deepcopy(proto)
     graph = Graph(proto)
     paired = {name: ranges[name] for name in quantised_tensors(graph, tuned_for, kept)}
     if tuned_for == "litert":  # LiteRT requires steps of 1/256 for a sigmoid, whatever its values
         paired |= {name: (0.0, 255 / 256) for name in paired if graph.kind(name) == "Sigmoid"}
     insert_pairs(graph, paired, kept=kept, narrow=narrow)
+    if fp32 is not None and corrected_on is not None:
+        correct_biases(proto, fp32, corrected_on[:: -(-len(corrected_on) // _CORRECTING)], threads)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     metadata["quantisation"] = f"qdq u8s8 per-channel, {note}"
     onnx.helper.set_model_props(proto, metadata)
@@ -360,8 +383,8 @@ def activation_ranges(proto: ModelProto, images: NDArray[np.float32], methods: S
     inside = sorted({source for source in sources.values() if source in graph.producer})
     statistics = {name: _Seen() for name in set(sources.values())}
     session, input_name = session_of(proto, inside, threads)
-    for start in range(0, len(images), _BATCH):
-        batch = np.ascontiguousarray(images[start : start + _BATCH], dtype=np.float32)
+    for start in range(0, len(images), BATCH):
+        batch = np.ascontiguousarray(images[start : start + BATCH], dtype=np.float32)
         for name, values in zip(inside, session.run(inside, {input_name: batch}), strict=True):
             if not np.isfinite(values).all():
                 raise QuantizeError(f"activation {name} is not finite on the calibration images; was the network "
@@ -371,23 +394,6 @@ def activation_ranges(proto: ModelProto, images: NDArray[np.float32], methods: S
             statistics[input_name].add(batch)
     ranges_of = {method: {name: entry.best_range(method) for name, entry in statistics.items()} for method in methods}
     return {method: {name: ranges[source] for name, source in sources.items()} for method, ranges in ranges_of.items()}
-
-
-def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any, str]:
-    """Return an ONNX Runtime session of a copy of the network whose outputs are `tensors`, and the input's name."""
-    ort = import_onnxruntime()
-
-    copy = deepcopy(proto)
-    del copy.graph.output[:]
-    copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
-    options.add_session_config_entry("session.x64quantprecision", "1")  # exact sums on CPUs without VNNI, too
-    try:
-        session = ort.InferenceSession(copy.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's exceptions share no base class
-        raise QuantizeError(f"ONNX Runtime cannot run the fp32 network: {one_line(error)}") from error
-    return session, str(session.get_inputs()[0].name)
 
 
 def calibration_images(data: Dataset, n: int, seed: int) -> NDArray[np.float32]:

@@ -54,7 +54,7 @@ FADING = 0.1  # exponent of the image's side in the top-1 that a network is judg
 SMALLER = 3 / 4  # of an image's side, at most, is the side of the next smaller images that are judged
 WARMUP = 40  # steps of a leg that starts from other weights than the line had
 LEAST_STEPS = 20  # of any leg
-ROUNDED, LOSS = 0.25, 0.003  # share of a network's last steps with int8's rounding, if that loses more top-1 than LOSS
+ROUNDED, LOSS = 0.25, 0.01  # share of a network's last steps with int8's rounding, if its file loses more than LOSS
 SURE = 0.95  # probability that a line twice as fast is better, from which on the slower one is dropped
 PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
 
@@ -348,7 +348,7 @@ class Race:
 
     @cached_property
     def _rounded(self) -> float:
-        """The share of last legs with int8's rounding: ROUNDED if that cost the first network more than LOSS."""
+        """The share of last legs with int8's rounding: ROUNDED if the first network's int8 file lost more than LOSS."""
         lost = max((leg["int8_loss"] for line in self.lines for leg in line.legs if "int8_loss" in leg), default=0.0)
         return ROUNDED if self.course.is_int8 and lost > LOSS else 0.0
 

@@ -20,8 +20,12 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.data.dataset import subset
 from hwnas.errors import StudyError, TrainingError
-from hwnas.lazy import LazyModule
+from hwnas.front.make import BuildSettings
+from hwnas.lazy import onnx
 from hwnas.networks.cutting import cut_further
+from hwnas.networks.export import export_onnx
+from hwnas.networks.quantize import calibration_images, quantize_static
+from hwnas.networks.running import logits_of
 from hwnas.search.new_heads import race_of
 from hwnas.search.race import FINALISTS, FINISH, FIRST, WARMUP, Add, Choose, Drop, Race, Step, Train
 from hwnas.search.worker import Record, Worker
@@ -30,6 +34,8 @@ from hwnas.study.claims import end_trial, write_claim
 from hwnas.study.lines import Line, add_line, read_lines, record_leg
 from hwnas.study.record import DROPPED, EVALUATED, FAILED, KNOWN
 from hwnas.system.libraries import release_memory
+from hwnas.system.paths import temporary_folder
+from hwnas.tasks.task import load_task
 from hwnas.training.classifier import fit_classifier, rows_of
 from hwnas.training.line import Keeping, Leg, Stretch, key_of, train_leg
 from hwnas.training.loop import Checkpoint, grade, lay_out, seeded
@@ -37,16 +43,14 @@ from hwnas.training.loop import Checkpoint, grade, lay_out, seeded
 if TYPE_CHECKING:
     from torch import nn
 
-    import hwnas.training.rounding as rounding
     from hwnas.data.dataset import Dataset
     from hwnas.networks.network import FoundNetwork
     from hwnas.search.course import Course
     from hwnas.space.architecture import Architecture
     from hwnas.training.recipe import Recipe
-else:
-    rounding = LazyModule("hwnas.training.rounding")
 
 FEW_STEPS = 10  # of a leg that was taken over: the seconds of fewer say nothing about a step
+SCORED = 256  # validation images at once, as pixels in floating point
 MOST_HELD = 1 << 30  # bytes of training images that a process holds in several sizes
 
 
@@ -197,7 +201,7 @@ class Racer(Worker[Train]):
 
     def _train(self, step: Train, work: Mapping[str, Any]) -> tuple[str, NDArray[Any], dict[str, float]]:
         """Train a leg. Returns the key of the state at its end, what the average answers rightly, and facts about the
-        leg: its steps and seconds, and for the first network what int8's rounding takes from the average."""
+        leg: its steps and seconds, and once what the first network's average loses as an int8 file."""
         setting, course, line = self.setting, self.setting.course, step.line
         network = setting.network(line.architecture)
         data = self._data(network, step.rung == KNOWN)
@@ -228,13 +232,26 @@ class Racer(Worker[Train]):
                 facts["undone"], right, after = 1.0, untrained, key_of(after, "undone")  # so few steps did harm
                 model = self._go_back(network, data, after_at, after)
             facts |= {"steps": steps, "seconds": train_s + time.monotonic() - began}
-            if course.is_int8 and step.rung == FIRST:
-                with rounding.Rounding(course.narrow):
-                    facts["int8_loss"] = float(
-                        right.mean() - grade(model, data.validation, data).per_image.mean())
+            if course.is_int8 and step.rung == FIRST and FIRST not in line.rungs:
+                facts["int8_loss"] = float(right.mean()) - self._score_int8(model, network, data, recipe.threads)
         del model
         release_memory()
         return after, right, facts
+
+    def _score_int8(self, model: nn.Module, network: FoundNetwork, data: Dataset, threads: int) -> float:
+        """Export a network, quantise it, and return the mean score of its answers to the validation images."""
+        task, answers, images = load_task(data.task), [], data.validation.images
+        with temporary_folder() as folder:
+            fp32, int8 = Path(folder, "fp32.onnx"), Path(folder, "int8.onnx")
+            export_onnx(model, fp32, network.shape.image)
+            seed, n = self.setting.seed, BuildSettings.n_calibration
+            quantize_static(fp32, int8, calibration_images(data, n, seed), narrow=self.setting.course.narrow,
+                            threads=threads, task=task)
+            proto = onnx.load(int8)
+        for start in range(0, len(images), SCORED):
+            outputs = logits_of(proto, data.normalise(np.asarray(images[start:start + SCORED])), threads)
+            answers.append(task.answers(outputs.astype(np.float32)))
+        return float(task.grade(np.concatenate(answers), data.validation.targets).per_image.mean())
 
     def _step_s(self, step: Train) -> float:
         """Return the seconds of a step of a leg, as the race expects them."""

@@ -179,7 +179,8 @@ class ObviousCuts(Explorer):
     def trained(self) -> dict[str, TrainedWeights]:
         """Return the weights of the lines that the race has finished, by network id."""
         lines = read_lines(self.study, self.plan.space)
-        return {line.id: TrainedWeights(line.key, state_path(self.run.lines, line, str(line.legs[-1]["rung"])))
+        return {line.id: TrainedWeights(line.key, state_path(self.run.lines, line, str(line.legs[-1]["rung"])),
+                                        rounded=bool(line.legs[-1].get("rounded")))
                 for line in lines if FINISH in line.rungs}
 
     def report_facts(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from hwnas.networks import quantize
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, head_nodes
 from hwnas.networks.quantize import METHODS, QuantisedFile, load_fp32, needs_narrow_weights, quantize_static
+from hwnas.networks.running import logits_of
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Host, Target
 from hwnas.tasks.classification import Classification
@@ -225,8 +226,41 @@ def test_ranges_that_spoil_a_rare_class_lose_to_those_that_spoil_a_common_one_a_
     assert rare.cost > common.cost
 
 
-def test_a_head_that_int8_would_spoil_stays_in_fp32(tmp_path: Path) -> None:
+def test_corrected_biases_bring_each_layers_mean_output_back_to_that_of_fp32(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    path = small(tmp_path / "fp32.onnx", torch.nn.Conv2d(16, 16, 3, groups=16), torch.nn.ReLU(),
+                 torch.nn.Conv2d(16, 8, 1), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 10))
+    images, others = (rng.gamma(0.5, 1.0, (96, 1, 32, 32)).astype(np.float32) for _ in range(2))
+    proto = load_fp32(path)
+    # Ranges that cut off a part of all values shift the means.
+    ranges = {name: (low / 2, high / 2) for name, (low, high) in quantize.activation_ranges(
+        proto, images, ["minmax"], tuned_for="openvino")["minmax"].items()}
+    files = {}
+    for name, corrected_on in (("plain", None), ("corrected", images)):
+        int8 = load_fp32(path)
+        quantize.quantise_graph(int8, ranges, note="", tuned_for="openvino", corrected_on=corrected_on)
+        files[name] = int8
+    assert [node.op_type for node in files["plain"].graph.node] == [
+        node.op_type for node in files["corrected"].graph.node]
+    expected = logits_of(proto, others, 1).mean(0)
+    plain, corrected = (np.abs(logits_of(files[name], others, 1).mean(0) - expected).mean() for name in files)
+    assert corrected < plain / 2
+
+
+def test_weights_that_rounding_has_trained_keep_their_biases(tmp_path: Path) -> None:
+    path = small(tmp_path / "fp32.onnx", torch.nn.Flatten(), torch.nn.Linear(16 * 225, 10))
     images = np.random.default_rng(0).standard_normal((192, 1, 32, 32), np.float32)
+    made = {correct: quantize_static(path, tmp_path / f"{correct}.onnx", images, correct=correct)
+            for correct in (True, False)}
+    assert (made[True].corrected, made[False].corrected) == (True, False)
+    assert "biases corrected" in made[True].text
+    assert not any("corrected" in name for name in made[False].tried)
+
+
+def test_a_head_that_int8_would_spoil_stays_in_fp32(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((192, 1, 32, 32), np.float32)
+    images *= rng.uniform(0.2, 3.0, (192, 1, 1, 1)).astype(np.float32)  # means alone do not repair the answers
     path = small(tmp_path / "fp32.onnx", torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 10),
                  factor=2000)
     made = quantize_static(path, tmp_path / "int8.onnx", images)

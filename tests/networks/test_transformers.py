@@ -21,7 +21,8 @@ from hwnas.networks.export import check_parity, export_onnx
 from hwnas.networks.given import register_module
 from hwnas.networks.network import Shape, TimmNetwork, build
 from hwnas.networks.qdq import Graph, head_nodes
-from hwnas.networks.quantize import logits_of, quantize_static
+from hwnas.networks.quantize import quantize_static
+from hwnas.networks.running import logits_of
 from hwnas.networks.weights import PretrainedOptions, find_pretrained
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.search.__main__ import main
