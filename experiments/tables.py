@@ -289,6 +289,19 @@ def rounding() -> Rows:
             ["won on networks of both", *(shown(value) for value in told["same"])]]
 
 
+def bias() -> Rows:
+    """Points of top-1 that int8 files of a race's networks lose, with biases as they are and corrected."""
+    rows = [["networks of", "networks", "lost, mean", "most", "with corrected biases, mean", "most", "fp32's answers",
+             "with corrected biases"]]
+    held = pd.read_csv(EXPERIMENTS / "int8/results/bias.csv")
+    for (around, data, minutes), part in held.groupby(["around", "data", "minutes"], sort=False):
+        lost = {way: 100 * (part.top1_fp32 - part[f"top1_{way}"]) for way in ("as_they_are", "corrected")}
+        same = {way: f"{100 * part[f'agreement_{way}'].mean():.1f} %" for way in lost}
+        rows.append([f"{SHORTER.get(around, around)}, {data}, {minutes:g} min", str(len(part)), *(
+            shown(value) for each in lost.values() for value in (each.mean(), each.max())), *same.values()])
+    return rows
+
+
 def saturation() -> Rows:
     """Points of top-1 that deployed files lose to fp32, by arm and bits of the weights."""
     rows = [["networks of", "weights", "mean lost", "most lost", "of the mean, to saturation"]]
@@ -614,7 +627,7 @@ def load() -> Rows:
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
     race, cuts_lost, step_seconds, earlier, short, minutes, pairs, half_core, auto, promise, benchmark_app, trained_on,
-    precision, precision_speed, untrained, rounding, saturation, ranges, nncf, contest, against_random, detection,
+    precision, precision_speed, untrained, bias, rounding, saturation, ranges, nncf, contest, against_random, detection,
     detection_divided, detection_fronts, detection_probe, zoo, ranks, sampler, estimators, litert, validation, peers,
     transfer, deployments, asked, load)}
 
