@@ -28,6 +28,7 @@ from hwnas.networks.quantize import (
     Method,
     activation_ranges,
     calibration_images,
+    find_errors,
     load_fp32,
     needs_narrow_weights,
     quantise_graph,
@@ -171,14 +172,18 @@ class _Job:
         yield first, first_result.kept
         proto, method = load_fp32(self.fp32, self.label), cast(Method, first_result.method)
         ranges = activation_ranges(proto, images, [method], tuned_for=tuned, threads=threads)[method]
+        mean_errors, biases = {}, ""
+        if first_result.corrected:
+            mean_errors = find_errors(proto, ranges, images, tuned_for=tuned, narrow=narrow, threads=threads)
+            biases = ", biases corrected"
         judges = images[:: max(1, len(images) // JUDGES)]
         fp32_logits = logits_of(proto, judges, threads)
 
         def int8(fp32_layers: Collection[str]) -> ModelProto:
             network = deepcopy(proto)
-            quantise_graph(network, ranges, note=f"{method}, {len(fp32_layers)} layers in fp32", tuned_for=tuned,
-                           kept=fp32_layers, narrow=narrow, corrected_on=images if first_result.corrected else None,
-                           threads=threads)
+            note = f"{method}, {len(fp32_layers)} layers in fp32{biases}"
+            quantise_graph(network, ranges, note=note, tuned_for=tuned, kept=fp32_layers, narrow=narrow,
+                           errors=mean_errors)
             return network
 
         # 2. The cost of a layer: the error of the logits that is left when this layer alone goes back to fp32.

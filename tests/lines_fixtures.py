@@ -72,7 +72,7 @@ def course_of(seconds: float | None = 200.0, *, cap_ms: float | None = None, k: 
     options, space = replace(OPTIONS, cap_ms=cap_ms, objective=objective), space or cuts()
     known = [KnownNetwork(name, network, STEP_S) for name, network in known_networks(space, predict, options).items()]
     length = Length({each.name: STEP_S for each in known}, k, seconds)
-    return changed(Course(known, length, space, predictor, options, workers=1, is_int8=True), **more)
+    return changed(Course(known, length, space, predictor, options, workers=1, tuned_for="openvino"), **more)
 
 
 Skill = Callable[[Architecture, str], float]

@@ -1,11 +1,13 @@
 """Correct the biases of an int8 graph: rounding and clipping shift the mean output of a layer, and its bias undoes it.
 
 The correction is the empirical one of Nagel et al., Data-Free Quantization Through Weight Equalization and Bias
-Correction (ICCV 2019, arXiv 1906.04721). But each layer reads the fp32 network's values, so one pass serves all layers.
+Correction (ICCV 2019, arXiv 1906.04721). But each layer reads the fp32 network's values, so one pass serves all layers,
+whichever of them stay in fp32. Layers are convolutions and Gemm nodes; the linear layers of tokens have no such bias.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
@@ -13,54 +15,64 @@ import numpy as np
 
 from hwnas.lazy import onnx
 from hwnas.networks.qdq import Graph
-from hwnas.networks.running import BATCH, session_of
+from hwnas.networks.running import session_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
 _LAYERS = ("Conv", "Gemm")
+_AT_ONCE = 8  # images: ONNX Runtime holds the outputs of all layers of a batch
 
 
-def correct_biases(int8: ModelProto, fp32: ModelProto, images: NDArray[np.float32], threads: int) -> None:
-    """Shift the biases of an int8 graph in place, so that the mean output of each of its layers is that of fp32.
+def find_mean_errors(int8: ModelProto, fp32: ModelProto, images: NDArray[np.float32], threads: int
+                     ) -> dict[str, NDArray[np.float64]]:
+    """Return by how much the mean output of each layer falls short of fp32's, for each output channel, by layer name.
 
     Args:
-        int8: The graph that `qdq.insert_pairs` made of `fp32`. Only biases that it quantised are shifted.
+        int8: The graph that `qdq.insert_pairs` made of `fp32`. Only layers whose bias it quantised count.
         fp32: The graph that it was made of.
-        images: Normalised training images [n, c, h, w], by which the means of each output channel are taken.
+        images: Normalised training images [n, c, h, w] over which the means are taken.
         threads: The number of threads of ONNX Runtime.
     """
     graph, names_before = Graph(int8), {weight.name for weight in fp32.graph.initializer}
-    layers = [node for node in int8.graph.node if node.op_type in _LAYERS and len(node.input) > 2
-              and graph.kind(node.input[2]) == "DequantizeLinear"]
+    layers = [node for node in int8.graph.node if _is_corrected(node, graph)]
     if not layers:
-        return
+        return {}
     # 1. A graph of fp32's nodes, with the int8 layer beside each: it reads the same values, through its own pair.
     both = deepcopy(fp32)
     both.graph.initializer.extend(weight for weight in int8.graph.initializer if weight.name not in names_before)
-    by_name = {node.name: node for node in fp32.graph.node}
-    errors = []
+    by_name, names = {node.name: node for node in fp32.graph.node}, []
     for layer in layers:
-        beside, error = _nodes_beside(graph, layer, by_name[layer.name])
-        both.graph.node.extend(beside)
-        errors.append(error)
-    # 2. The mean error of each output channel over all images, and pixels of a map.
-    session, input_name = session_of(both, errors, threads)
-    sums = [0.0] * len(errors)
-    for start in range(0, len(images), BATCH):
-        batch = np.ascontiguousarray(images[start:start + BATCH], np.float32)
-        parts = session.run(errors, {input_name: batch})
-        sums = [total + part.reshape(*part.shape[:2]).sum(0, dtype=float)
-                for total, part in zip(sums, parts, strict=True)]
-    # 3. The bias takes it up, in whole steps of its own scale.
-    for layer, total in zip(layers, sums, strict=True):
-        name, scale = graph.producer[layer.input[2]].input[:2]
-        shift = total / len(images) / onnx.numpy_helper.to_array(graph.weights[scale])
-        bias = onnx.numpy_helper.to_array(graph.weights[name]) + np.rint(shift)
-        limit = np.iinfo(np.int32)
-        graph.weights[name].CopyFrom(onnx.numpy_helper.from_array(
-            np.clip(bias, limit.min, limit.max).astype(np.int32), name))
+        nodes, name = _nodes_beside(graph, layer, by_name[layer.name])
+        both.graph.node.extend(nodes)
+        names.append(name)
+    # 2. The mean error of each output channel, over all images and the pixels of a map. A layer may have more rows than
+    # there are images.
+    session, input_name = session_of(both, names, threads)
+    sums, counts = [0.0] * len(names), [0] * len(names)
+    for start in range(0, len(images), _AT_ONCE):
+        batch = np.ascontiguousarray(images[start:start + _AT_ONCE], np.float32)
+        for at, part in enumerate(session.run(names, {input_name: batch})):
+            sums[at] += part.reshape(*part.shape[:2]).sum(0, dtype=float)
+            counts[at] += len(part)
+    return {layer.name: np.asarray(total / n) for layer, total, n in zip(layers, sums, counts, strict=True)}
+
+
+def shift_biases(int8: ModelProto, errors: Mapping[str, NDArray[np.float64]]) -> None:
+    """Add mean errors to the biases of an int8 graph, in place and in whole steps of their scales. A layer that is in
+    fp32 there is left out."""
+    graph, limit = Graph(int8), np.iinfo(np.int32)
+    for node in int8.graph.node:
+        if node.name in errors and _is_corrected(node, graph):
+            name, scale = graph.producer[node.input[2]].input[:2]
+            shift = np.rint(errors[node.name] / onnx.numpy_helper.to_array(graph.weights[scale]))
+            bias = np.clip(onnx.numpy_helper.to_array(graph.weights[name]) + shift, limit.min, limit.max)
+            graph.weights[name].CopyFrom(onnx.numpy_helper.from_array(bias.astype(np.int32), name))
+
+
+def _is_corrected(node: NodeProto, graph: Graph) -> bool:
+    return node.op_type in _LAYERS and len(node.input) > 2 and graph.kind(node.input[2]) == "DequantizeLinear"
 
 
 def _nodes_beside(graph: Graph, layer: NodeProto, original: NodeProto) -> tuple[list[NodeProto], str]:

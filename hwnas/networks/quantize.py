@@ -8,13 +8,14 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
 from hwnas.errors import QuantizeError, one_line
 from hwnas.lazy import onnx, scipy
-from hwnas.networks.bias import correct_biases
+from hwnas.networks.bias import find_mean_errors, shift_biases
 from hwnas.networks.qdq import (
     Graph,
     Range,
@@ -80,7 +81,7 @@ class QuantisedFile:
     `agreement`: share of the `images` with the same answer, 0 to 1. `lost`: the mean fall of the answer's probability,
     by the fp32 network's probabilities: the top-1 that is lost, 0 to 1, if these are true. `by_class_…`: the same as
     means over the classes of fp32's answers. `kept`: the nodes in fp32. `corrected`: whether biases were corrected
-    (`bias.correct_biases`). `tried`: the `cost` of each way that was tried. `images` is 0 if nothing was compared.
+    (`bias.shift_biases`). `tried`: the `cost` of each way that was tried. `images` is 0 if nothing was compared.
     """
 
     method: str
@@ -137,62 +138,98 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
         raise ValueError(f"tuned_for={tuned_for!r}, method={method!r}: not among {TunedFor}, {Method}")
     proto = load_fp32(fp32_path, label)
     result = QuantisedFile(method or "", weight_bits=7 if narrow else 8)
-    corrected_on = None
+    errors: Mapping[str, NDArray[np.float64]] = {}
     if calibration is None:
         graph, result = Graph(proto), replace(result, method="made-up ranges")
         ranges = {name: _make_up_range(graph, name) for name in quantised_tensors(graph, tuned_for)}
     elif method is not None:
         ranges = activation_ranges(proto, calibration, [method], tuned_for=tuned_for, threads=threads)[method]
     else:
-        ranges, result = _choose(proto, calibration, tuned_for, narrow, threads, report, task or Classification(),
-                                 correct)
-        corrected_on = _split(calibration)[0] if result.corrected else None
+        measured, judging = _split(calibration)
+        by_method = activation_ranges(proto, measured, METHODS, tuned_for=tuned_for, threads=threads)
+        report(1 / (len(METHODS) + 2))
+        # The other images need not stay in memory.
+        correcting = measured[:: -(-len(measured) // _CORRECTING)].copy() if correct else measured[:0]
+        del measured
+        choice = _Choice(proto, by_method, correcting, judging, task or Classification(), tuned_for, narrow, threads,
+                         report)
+        result = choice.choose()
+        ranges = by_method[cast(Method, result.method)]
+        errors = choice.errors_of[cast(Method, result.method)] if result.corrected else {}
     quantise_graph(proto, ranges, note=result.text, tuned_for=tuned_for, kept=result.kept, narrow=narrow,
-                   corrected_on=corrected_on, threads=threads)
+                   errors=errors)
     write_atomic(int8_path, proto.SerializeToString())
     return result
 
 
-def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor, narrow: bool, threads: int,
-            report: Callable[[float], None], task: Task, correct: bool) -> tuple[dict[str, Range], QuantisedFile]:
-    """Return the ranges and the layers in fp32 that lose least on a third of `images`; the others make the ranges."""
-    measured, judging = _split(images)
-    ranges = activation_ranges(proto, measured, METHODS, tuned_for=tuned_for, threads=threads)
-    report(1 / (len(METHODS) + 2))
-    fp32_logits = logits_of(proto, judging, threads)
-    best, all_costs, methods = None, dict[str, float](), METHODS
+@dataclass
+class _Choice:
+    """The choice of a network's int8 file by the answers of some images: ranges, biases, and last layers in fp32."""
 
-    def judge(method: Method, fp32_nodes: tuple[str, ...], corrected_on: NDArray[np.float32] | None) -> QuantisedFile:
-        """Return a file's facts. It is the best one if it costs less, with more layers in fp32 half as much; corrected
-        biases need only cost no more."""
-        nonlocal best
-        int8, corrected = deepcopy(proto), corrected_on is not None
-        quantise_graph(int8, ranges[method], note="", tuned_for=tuned_for, kept=fp32_nodes, narrow=narrow,
-                       corrected_on=corrected_on, threads=threads)
-        agreement: Any = task.agreement(fp32_logits, logits_of(int8, judging, threads))
-        result = QuantisedFile(method, fp32_nodes, 7 if narrow else 8, images=len(judging), corrected=corrected,
-                               **agreement)
-        name = f"{method}{f', {len(fp32_nodes)} in fp32' if fp32_nodes else ''}{', corrected' if corrected else ''}"
-        all_costs[name] = result.cost
-        report(min(1.0, (1 + len(all_costs)) / (len(METHODS) + 2)))  # layers in fp32 are seldom tried: not counted
+    proto: ModelProto
+    ranges: Mapping[Method, dict[str, Range]]
+    correcting: NDArray[np.float32]  # images by which biases are corrected; none: they stay as they are
+    judging: NDArray[np.float32]
+    task: Task
+    tuned_for: TunedFor
+    narrow: bool
+    threads: int
+    report: Callable[[float], None]
+    best: QuantisedFile | None = None
+    costs: dict[str, float] = field(default_factory=dict)  # of each file that was judged
+    errors_of: dict[Method, dict[str, NDArray[np.float64]]] = field(default_factory=dict)
+
+    def choose(self) -> QuantisedFile:
+        """Try all methods with all layers in int8, then with more and more of the last layers in fp32, until the cost
+        is small. Each time the best method is tried once more, with corrected biases."""
+        fp32_logits, methods = logits_of(self.proto, self.judging, self.threads), METHODS
+        for fp32_nodes in _ends(Graph(self.proto)):
+            costs = {method: self._judge(method, fp32_nodes, {}, fp32_logits) for method in methods}
+            ordered = sorted(methods, key=costs.__getitem__)
+            if errors := self._errors(ordered[0]):
+                self._judge(ordered[0], fp32_nodes, errors, fp32_logits)
+            if self.best is not None and self.best.cost <= _MOST_COST:
+                break
+            if fp32_nodes:  # go on with the two best methods; with the head in int8, its errors hide which are good
+                methods = tuple(ordered[:2])
+        assert self.best is not None  # there are methods
+        return replace(self.best, tried=self.costs)
+
+    def _judge(self, method: Method, fp32_nodes: tuple[str, ...], errors: Mapping[str, NDArray[np.float64]],
+               fp32_logits: NDArray[np.float64]) -> float:
+        """Return the cost of a file. It is the best one if it costs less, with more layers in fp32 half as much; with
+        corrected biases it need only cost no more."""
+        int8, best = deepcopy(self.proto), self.best
+        quantise_graph(int8, self.ranges[method], note="", tuned_for=self.tuned_for, kept=fp32_nodes,
+                       narrow=self.narrow, errors=errors)
+        agreement: Any = self.task.agreement(fp32_logits, logits_of(int8, self.judging, self.threads))
+        result = QuantisedFile(method, fp32_nodes, 7 if self.narrow else 8, images=len(self.judging),
+                               corrected=bool(errors), **agreement)
+        name = f"{method}{f', {len(fp32_nodes)} in fp32' if fp32_nodes else ''}{', corrected' if errors else ''}"
+        self.costs[name] = result.cost
+        # Layers in fp32 are seldom tried: not counted.
+        self.report(min(1.0, (1 + len(self.costs)) / (len(METHODS) + 2)))
         most = math.inf if best is None else best.cost * (_WORTH if len(fp32_nodes) > len(best.kept) else 1.0)
-        if result.cost < most or (corrected and result.cost == most):
-            best = result
-        return result
+        if result.cost < most or (errors and result.cost == most):
+            self.best = result
+        return result.cost
 
-    # All methods with all layers in int8, then with more and more of the last layers in fp32, until the cost is small.
-    for fp32_nodes in _ends(Graph(proto)):
-        costs = {method: judge(method, fp32_nodes, None).cost for method in methods}
-        # The two best methods go on; with the head in int8, its errors hide which ranges are good.
-        ordered = sorted(methods, key=costs.__getitem__)
-        if correct:
-            judge(ordered[0], fp32_nodes, measured)
-        if best is not None and best.cost <= _MOST_COST:
-            break
-        if fp32_nodes:
-            methods = tuple(ordered[:2])
-    assert best is not None  # there are methods
-    return ranges[cast(Method, best.method)], replace(best, tried=all_costs)
+    def _errors(self, method: Method) -> dict[str, NDArray[np.float64]]:
+        """Return the errors that biases take up with a method's ranges."""
+        if method not in self.errors_of and len(self.correcting):
+            self.errors_of[method] = find_errors(
+                self.proto, self.ranges[method], self.correcting, tuned_for=self.tuned_for, narrow=self.narrow,
+                threads=self.threads)
+        return self.errors_of.get(method, {})
+
+
+def find_errors(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np.float32], *, tuned_for: TunedFor,
+                narrow: bool, threads: int) -> dict[str, NDArray[np.float64]]:
+    """Return the mean errors (`bias.find_mean_errors`) of the layers of an fp32 graph when all are in int8, over at
+    most 128 of these images."""
+    int8 = deepcopy(proto)
+    quantise_graph(int8, ranges, note="", tuned_for=tuned_for, narrow=narrow)
+    return find_mean_errors(int8, proto, images[:: -(-len(images) // _CORRECTING)], threads)
 
 
 def _split(images: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -225,22 +262,21 @@ def needs_narrow_weights(target: Target, vendor: str, flags: Collection[str]) ->
 
 
 def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str, tuned_for: TunedFor,
-                   kept: Collection[str] = (), narrow: bool = False, corrected_on: NDArray[np.float32] | None = None,
-                   threads: int = 1) -> None:
+                   kept: Collection[str] = (), narrow: bool = False,
+                   errors: Mapping[str, NDArray[np.float64]] = MappingProxyType({})) -> None:
     """Turn an fp32 graph into its QDQ version in place; nodes named in `kept` stay in fp32.
 
     `ranges`: the range of every activation that could get a pair. `note`: the source of the ranges, for the metadata.
-    `narrow`: weights of 7 bits. `corrected_on`: images by which biases are corrected, on so many `threads`; None: they
-    are not. Raises QuantizeError if the result is not valid ONNX.
+    `narrow`: weights of 7 bits. `errors`: mean errors of layers, which their biases take up. Raises QuantizeError if
+    the result is not valid ONNX.
     """
-    fp32 = None if corrected_on is None else deepcopy(proto)
     graph = Graph(proto)
     paired = {name: ranges[name] for name in quantised_tensors(graph, tuned_for, kept)}
     if tuned_for == "litert":  # LiteRT requires steps of 1/256 for a sigmoid, whatever its values
         paired |= {name: (0.0, 255 / 256) for name in paired if graph.kind(name) == "Sigmoid"}
     insert_pairs(graph, paired, kept=kept, narrow=narrow)
-    if fp32 is not None and corrected_on is not None:
-        correct_biases(proto, fp32, corrected_on[:: -(-len(corrected_on) // _CORRECTING)], threads)
+    if errors:
+        shift_biases(proto, errors)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     metadata["quantisation"] = f"qdq u8s8 per-channel, {note}"
     onnx.helper.set_model_props(proto, metadata)

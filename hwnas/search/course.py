@@ -11,6 +11,7 @@ from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.front.make import DECIDING
 from hwnas.latency.measured import NotTimed
 from hwnas.latency.model import Predictions
+from hwnas.networks.quantize import TunedFor
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.candidate import SearchOptions
@@ -90,7 +91,8 @@ class Course:
         workers: processes that train side by side.
         n_lines: lines at most.
         most_k: finalists at most, if the planned ones leave seconds; None: no more than planned.
-        is_int8: whether the networks will be quantised; `narrow`: to weights of 7 bits.
+        tuned_for: the runtime of the first int8 deployment; None: no network will be quantised. `narrow`: to weights of
+            7 bits.
         is_pretrained: whether networks have weights by which they can be judged before they are trained.
         has_new_head: whether much of a network has no pretrained weights, so that its cuts start from the weights of a
             trained network.
@@ -102,7 +104,7 @@ class Course:
     predict: Latencies
     options: SearchOptions
     workers: int
-    is_int8: bool
+    tuned_for: TunedFor | None
     n_lines: int = 1 << 30
     most_k: int | None = None
     narrow: bool = False

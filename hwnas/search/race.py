@@ -350,7 +350,7 @@ class Race:
     def _rounded(self) -> float:
         """The share of last legs with int8's rounding: ROUNDED if the first network's int8 file lost more than LOSS."""
         lost = max((leg["int8_loss"] for line in self.lines for leg in line.legs if "int8_loss" in leg), default=0.0)
-        return ROUNDED if self.course.is_int8 and lost > LOSS else 0.0
+        return ROUNDED if self.course.tuned_for is not None and lost > LOSS else 0.0
 
     # How long.
 

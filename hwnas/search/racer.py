@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,12 @@ from numpy.typing import NDArray
 from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.data.dataset import subset
-from hwnas.errors import StudyError, TrainingError
+from hwnas.errors import CandidateError, StudyError, TrainingError
 from hwnas.front.make import BuildSettings
 from hwnas.lazy import onnx
 from hwnas.networks.cutting import cut_further
 from hwnas.networks.export import export_onnx
-from hwnas.networks.quantize import calibration_images, quantize_static
+from hwnas.networks.quantize import TunedFor, calibration_images, quantize_static
 from hwnas.networks.running import logits_of
 from hwnas.search.new_heads import race_of
 from hwnas.search.race import FINALISTS, FINISH, FIRST, WARMUP, Add, Choose, Drop, Race, Step, Train
@@ -33,12 +34,14 @@ from hwnas.study.candidate import Candidate
 from hwnas.study.claims import end_trial, write_claim
 from hwnas.study.lines import Line, add_line, read_lines, record_leg
 from hwnas.study.record import DROPPED, EVALUATED, FAILED, KNOWN
+from hwnas.system.cores import usable_cores
 from hwnas.system.libraries import release_memory
 from hwnas.system.paths import temporary_folder
 from hwnas.tasks.task import load_task
 from hwnas.training.classifier import fit_classifier, rows_of
 from hwnas.training.line import Keeping, Leg, Stretch, key_of, train_leg
 from hwnas.training.loop import Checkpoint, grade, lay_out, seeded
+from hwnas.training.place import CPU
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
     from hwnas.training.recipe import Recipe
 
 FEW_STEPS = 10  # of a leg that was taken over: the seconds of fewer say nothing about a step
-SCORED = 256  # validation images at once, as pixels in floating point
+MOST_SCORED, SCORED = 1024, 256  # validation images that an int8 file answers, and that are normalised at once
 MOST_HELD = 1 << 30  # bytes of training images that a process holds in several sizes
 
 
@@ -232,26 +235,32 @@ class Racer(Worker[Train]):
                 facts["undone"], right, after = 1.0, untrained, key_of(after, "undone")  # so few steps did harm
                 model = self._go_back(network, data, after_at, after)
             facts |= {"steps": steps, "seconds": train_s + time.monotonic() - began}
-            if course.is_int8 and step.rung == FIRST and FIRST not in line.rungs:
-                facts["int8_loss"] = float(right.mean()) - self._score_int8(model, network, data, recipe.threads)
+            if course.tuned_for is not None and step.rung == FIRST and FIRST not in line.rungs:
+                with suppress(CandidateError):  # it may be deployed in another precision
+                    facts["int8_loss"] = self._lost_in_int8(model, network, data, right, course.tuned_for)
         del model
         release_memory()
         return after, right, facts
 
-    def _score_int8(self, model: nn.Module, network: FoundNetwork, data: Dataset, threads: int) -> float:
-        """Export a network, quantise it, and return the mean score of its answers to the validation images."""
-        task, answers, images = load_task(data.task), [], data.validation.images
+    def _lost_in_int8(self, model: nn.Module, network: FoundNetwork, data: Dataset, right: NDArray[Any],
+                      tuned_for: TunedFor) -> float:
+        """Return the mean score that a network loses as an int8 file, on some of the validation images. It has scored
+        `right` on all of them."""
+        setting, task, answers = self.setting, load_task(data.task), list[NDArray[Any]]()
+        threads = setting.recipe.threads if setting.recipe.device == CPU else len(usable_cores())
+        rows = subset(data.validation.labels, MOST_SCORED, 0)
+        part = data.validation.take(rows)
         with temporary_folder() as folder:
             fp32, int8 = Path(folder, "fp32.onnx"), Path(folder, "int8.onnx")
-            export_onnx(model, fp32, network.shape.image)
-            seed, n = self.setting.seed, BuildSettings.n_calibration
-            quantize_static(fp32, int8, calibration_images(data, n, seed), narrow=self.setting.course.narrow,
-                            threads=threads, task=task)
+            export_onnx(model.to(CPU), fp32, network.shape.image)
+            images = calibration_images(data, BuildSettings.n_calibration, setting.seed)
+            quantize_static(fp32, int8, images, tuned_for=tuned_for, narrow=setting.course.narrow, threads=threads,
+                            task=task)
             proto = onnx.load(int8)
-        for start in range(0, len(images), SCORED):
-            outputs = logits_of(proto, data.normalise(np.asarray(images[start:start + SCORED])), threads)
+        for start in range(0, len(part), SCORED):
+            outputs = logits_of(proto, data.normalise(np.asarray(part.images[start:start + SCORED])), threads)
             answers.append(task.answers(outputs.astype(np.float32)))
-        return float(task.grade(np.concatenate(answers), data.validation.targets).per_image.mean())
+        return float(right[rows].mean() - task.grade(np.concatenate(answers), part.targets).per_image.mean())
 
     def _step_s(self, step: Train) -> float:
         """Return the seconds of a step of a leg, as the race expects them."""

@@ -18,6 +18,7 @@ from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.front.make import DECIDING, TrainedWeights
 from hwnas.front.rows import FrontRow
 from hwnas.latency.measured import MeasuredLatency, answered
+from hwnas.networks.quantize import tuning_of
 from hwnas.search.calibration import file_of
 from hwnas.search.course import NOT_ONE, Course, KnownNetwork, Length, known_networks
 from hwnas.search.deployments import BestOf, CalibratedDeployment, Latency, model_of_all
@@ -178,10 +179,10 @@ class ObviousCuts(Explorer):
 
     def trained(self) -> dict[str, TrainedWeights]:
         """Return the weights of the lines that the race has finished, by network id."""
-        lines = read_lines(self.study, self.plan.space)
-        return {line.id: TrainedWeights(line.key, state_path(self.run.lines, line, str(line.legs[-1]["rung"])),
-                                        rounded=bool(line.legs[-1].get("rounded")))
-                for line in lines if FINISH in line.rungs}
+        lines = {line: line.legs[-1] for line in read_lines(self.study, self.plan.space) if FINISH in line.rungs}
+        return {line.id: TrainedWeights(line.key, state_path(self.run.lines, line, str(leg["rung"])),
+                                        rounded=bool(leg.get("rounded")) and not leg.get("undone"))
+                for line, leg in lines.items()}
 
     def report_facts(self) -> dict[str, Any]:
         """Return how the race trained each of its networks, by id, and from which of several these are cut."""
@@ -319,7 +320,8 @@ class ObviousCuts(Explorer):
         known = [KnownNetwork(name, network, length.step_s[name]) for name, network in self.known.items()
                  if name in length.step_s]
         return Course(known, length, plan.space, self.model.predict_architectures, self.options, plan.workers,
-                      is_int8=any(each.target.precision == "int8" for each in plan.deployments),
+                      tuned_for=next((tuning_of(each.target) for each in plan.deployments
+                                      if each.target.precision == "int8"), None),
                       n_lines=plan.options.n_trials or 1 << 30, most_k=plan.parts, narrow=bool(self.narrow),
                       is_pretrained=bool(plan.starts) and not task.needs_trunk, has_new_head=task.needs_trunk)
 

@@ -235,11 +235,11 @@ def test_corrected_biases_bring_each_layers_mean_output_back_to_that_of_fp32(tmp
     # Ranges that cut off a part of all values shift the means.
     ranges = {name: (low / 2, high / 2) for name, (low, high) in quantize.activation_ranges(
         proto, images, ["minmax"], tuned_for="openvino")["minmax"].items()}
+    errors = quantize.find_errors(proto, ranges, images, tuned_for="openvino", narrow=False, threads=1)
     files = {}
-    for name, corrected_on in (("plain", None), ("corrected", images)):
-        int8 = load_fp32(path)
-        quantize.quantise_graph(int8, ranges, note="", tuned_for="openvino", corrected_on=corrected_on)
-        files[name] = int8
+    for name, of in (("plain", {}), ("corrected", errors)):
+        files[name] = load_fp32(path)
+        quantize.quantise_graph(files[name], ranges, note="", tuned_for="openvino", errors=of)
     assert [node.op_type for node in files["plain"].graph.node] == [
         node.op_type for node in files["corrected"].graph.node]
     expected = logits_of(proto, others, 1).mean(0)

@@ -406,7 +406,7 @@ def test_last_legs_end_with_the_rounding_of_int8_where_that_loses_accuracy(int8_
     assert all(leg["rung"] == FINISH for line in bench.lines for leg in line.legs if leg["rounded"])
     last = [line.legs[-1] for line in bench.lines if FINISH in line.rungs]
     assert all(bool(leg["rounded"] * leg["steps"]) == rounds for leg in last)
-    floats = Bench(replace(bench.course, is_int8=False), int8_loss=int8_loss).run()
+    floats = Bench(replace(bench.course, tuned_for=None), int8_loss=int8_loss).run()
     assert not any(leg["rounded"] for line in floats.lines for leg in line.legs)
 
 
@@ -571,7 +571,7 @@ def test_a_race_that_was_interrupted_goes_on_and_ends(tmp_path: Path) -> None:
     part = Split(images, labels.astype(np.int64))
     data = Dataset("noise", part, part, part, tuple("abcdefghij"), 3, 64, (0.5,) * 3, (0.25,) * 3, "noise")
     study, seconds, heard = opened(tmp_path, "random"), [9.0], list[str]()
-    course = course_of(None, k=3, left_s=lambda: seconds[0], is_int8=False)
+    course = course_of(None, k=3, left_s=lambda: seconds[0], tuned_for=None)
     setting = RaceSetting(study, data, FoundNetwork, replace(FINE_TUNING, batch_size=16, threads=1), 0,
                           tmp_path / "lines", course)
 
@@ -599,7 +599,7 @@ def test_a_network_ends_as_it_was_judged_untrained_if_its_steps_did_harm(
     labels = (np.arange(60) % 10).astype(np.int64)
     part = Split(np.random.default_rng(0).integers(0, 256, (60, 3, 64, 64)).astype(np.uint8), labels)
     data = Dataset("noise", part, part, part, tuple("abcdefghij"), 3, 64, (0.5,) * 3, (0.25,) * 3, "noise")
-    course = course_of(None, k=3, n_smaller=0, is_int8=False, left_s=lambda: 5.0)
+    course = course_of(None, k=3, n_smaller=0, tuned_for=None, left_s=lambda: 5.0)
     fastest = min(course.known, key=lambda known: known.architecture.macs)
     setting = RaceSetting(opened(tmp_path, "random"), data, FoundNetwork,
                           replace(FINE_TUNING, batch_size=16, threads=1), 0, tmp_path / "lines",
