@@ -248,9 +248,9 @@ def trained_on() -> Rows:
 
 def precision_speed() -> Rows:
     """Milliseconds of a step in each precision, and how many times as fast as fp32 bf16 is."""
-    return [["network", "px", "fp32", "autocast alone", "bf16", "bf16, times as fast", "int8's rounding"]] + [
+    return [["network", "px", "fp32", "autocast alone", "bf16", "bf16, times as fast"]] + [
         [row["network"], row["px"], *(shown(1e3 * float(row[f"{way}_s"]), 0) for way in ("fp32", "autocast", "bf16")),
-         shown(float(row["fp32_s"]) / float(row["bf16_s"]), 2), shown(1e3 * float(row["rounded_s"]), 0)]
+         shown(float(row["fp32_s"]) / float(row["bf16_s"]), 2)]
         for row in lines("race/results/precision_speed.csv")]
 
 
@@ -277,16 +277,6 @@ def untrained() -> Rows:
                  if (row["data"], row["minutes"]) == (data, minutes)}
         rows.append([data, *(" → ".join(shown(100 * float(of[name])) for of in (before, after)) for name in names)])
     return rows
-
-
-def rounding() -> Rows:
-    """What int8's rounding in the last steps of a race is worth, by seed."""
-    told = document("race/results/rounding/summary.json")
-    seeds = range(len(told["same"]))
-    return [["points of top-1, seed", *map(str, seeds)],
-            ["lost to int8 without rounding", *(shown(value) for value in told["lost"]["without"])],
-            ["lost to int8 with it", *(shown(value) for value in told["lost"]["with"])],
-            ["won on networks of both", *(shown(value) for value in told["same"])]]
 
 
 def bias() -> Rows:
@@ -627,7 +617,7 @@ def load() -> Rows:
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
     race, cuts_lost, step_seconds, earlier, short, minutes, pairs, half_core, auto, promise, benchmark_app, trained_on,
-    precision, precision_speed, untrained, bias, rounding, saturation, ranges, nncf, contest, against_random, detection,
+    precision, precision_speed, untrained, bias, saturation, ranges, nncf, contest, against_random, detection,
     detection_divided, detection_fronts, detection_probe, zoo, ranks, sampler, estimators, litert, validation, peers,
     transfer, deployments, asked, load)}
 

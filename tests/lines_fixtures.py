@@ -14,13 +14,12 @@ from hwnas.latency.model import Predictions
 from hwnas.networks.around import describe_cuts, space_of_cuts
 from hwnas.search.course import Course, KnownNetwork, Latencies, Length, known_networks
 from hwnas.search.new_heads import race_of
-from hwnas.search.race import FINISH, FIRST, PIXELS, Add, Choose, Drop, Race, Step, Train
+from hwnas.search.race import FINISH, PIXELS, Add, Choose, Drop, Race, Step, Train
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.candidate import SearchOptions
 from hwnas.study.lines import Line, pack
 from hwnas.study.objective import Objective
-from hwnas.training.line import ROUNDED_S
 
 N_IMAGES = 1000
 OPTIONS = SearchOptions(100, Objective(target_ms=0.1))
@@ -72,7 +71,7 @@ def course_of(seconds: float | None = 200.0, *, cap_ms: float | None = None, k: 
     options, space = replace(OPTIONS, cap_ms=cap_ms, objective=objective), space or cuts()
     known = [KnownNetwork(name, network, STEP_S) for name, network in known_networks(space, predict, options).items()]
     length = Length({each.name: STEP_S for each in known}, k, seconds)
-    return changed(Course(known, length, space, predictor, options, workers=1, tuned_for="openvino"), **more)
+    return changed(Course(known, length, space, predictor, options, workers=1), **more)
 
 
 Skill = Callable[[Architecture, str], float]
@@ -90,7 +89,6 @@ class Bench:
     course: Course
     skill: Skill = by_size
     failing: frozenset[tuple[str, str]] = frozenset()
-    int8_loss: float = 0.0  # of the first network
     lines: list[Line] = field(default_factory=list)
     chosen: list[int] | None = None
     step_s: Callable[[Architecture], float] = lambda architecture: STEP_S * (architecture.image_size / 64) ** PIXELS
@@ -127,16 +125,14 @@ class Bench:
         if (step.rung, line.id) in self.failing:
             self._change(line, state=TrialState.FAIL)
             return
-        step_s = self.step_s(line.architecture) * (1 + (ROUNDED_S - 1) * step.rounded)
+        step_s = self.step_s(line.architecture)
         if self.course.length.total_s is None:  # a leg keeps its seconds
             planned_s = self.race.step_s(line.architecture) / self.course.speed_of(step.threads)
             steps = round(steps * min(1.0, planned_s / self.step_s(line.architecture)))
-        leg = {"rung": step.rung, "steps": steps, "start": step.start, "end": step.end, "rounded": step.rounded,
+        leg = {"rung": step.rung, "steps": steps, "start": step.start, "end": step.end,
                "threads": step.threads,
                "seconds": step_s * steps,
                "right": pack(self._right(line.architecture, step.rung))}
-        if step.rung == FIRST:
-            leg["int8_loss"] = self.int8_loss
         self._change(line, legs=(*line.legs, leg), key=f"{line.key}{step.rung}",
                      source=line.source if step.source is None else step.source.number, move=step.move or line.move,
                      state=TrialState.COMPLETE if step.rung == FINISH else line.state)

@@ -2,9 +2,9 @@
 
     python -m experiments.int8.bias RUN … --out experiments/int8/results/bias.csv
 
-RUN is a folder that `experiments.race.minutes search` made. Each of its networks is quantised twice from its fp32 file,
-as a search does and with biases as they are, and scored on all test images in ONNX Runtime. No test image chose
-anything here. Networks that int8's rounding has trained are left out: a search corrects no biases of theirs.
+RUN is a folder that `experiments.race.minutes search` made. Each of its networks is quantised from its fp32 file as a
+search does, and once more with the same ranges and biases as they are. Both are scored on all test images in ONNX
+Runtime.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def files_of(folder: Path) -> Iterator[dict[str, Any]]:
         fed = replace(data.at_size(px), mean=tuple(told["mean"]), std=tuple(told["std"]))
         answers = {"fp32": answers_of(path, fed)}
         with TemporaryDirectory() as temporary:
-            for name, correct in (("as_they_are", False), ("corrected", True)):
+            images, method = calibration_images(fed, CALIBRATION, asked.seed), None
+            for name in ("corrected", "as_they_are"):
                 file = Path(temporary, f"{name}.onnx")
-                quantize_static(path, file, calibration_images(fed, CALIBRATION, asked.seed), correct=correct)
+                method = quantize_static(path, file, images, method=method).method
                 answers[name] = answers_of(file, fed)
         yield {"data": asked.data, "around": asked.around, "minutes": asked.minutes, "name": row.name, "px": px,
                **{f"top1_{name}": float((each == fed.test.labels).mean()) for name, each in answers.items()},

@@ -6,7 +6,7 @@
 
 `train`: in each seed the same network is trained in both precisions by one cosine, and judged on the test
 images. `speed`: forward and backward passes of untrained networks on one core, in turns in fp32, by autocast alone, as
-trainings do it in bf16, and with int8's rounding.
+trainings do it in bf16.
 
 Rule, written behind two seeds of the first set: bf16 is the default on a CPU that has it if no mean over three seeds is
 lower by half a point, and no network takes longer. TrashNet's first three were, by 1.1 points (503 test images), so six
@@ -35,12 +35,12 @@ from hwnas.search.plan import make_plan
 from hwnas.search.race import FITTED_STEPS
 from hwnas.system.libraries import kept_memory
 from hwnas.target import Host
-from hwnas.training.rounding import Rounding, mixed_precision
+from hwnas.training.mixed_precision import mixed_precision
 
 PRECISIONS = ("fp32", "bf16")
 ROUNDS, CLASSES = 5, 10
 WAYS = {"fp32": nullcontext, "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-        "bf16": lambda: mixed_precision("cpu"), "rounded": Rounding}
+        "bf16": lambda: mixed_precision("cpu")}
 NETWORKS = {  # by name: image sizes, and images of a step
     "mobilenetv2_100": ((64, 128, 256), 32), "mobilenetv1_100": ((96,), 32), "tf_efficientnet_lite0": ((64, 128), 32),
     "efficientnet_b0": ((96,), 32), "resnet18": ((64,), 32), "convnext_atto": ((64,), 32),

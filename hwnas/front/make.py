@@ -48,12 +48,11 @@ DECIDING = 2048  # stratified validation images: they judge a race's networks, a
 @dataclass(frozen=True)
 class TrainedWeights:
     """The weights of a network that a search has trained. `key` names what decided them, `path` is the file of their
-    state, and `steps` counts the steps of their training. `rounded`: the last of these saw int8's rounding."""
+    state, and `steps` counts the steps of their training."""
 
     key: str
     path: Path
     steps: int = 0
-    rounded: bool = False
 
     def is_kept(self) -> bool:
         """Return whether the file holds these weights, whole."""
@@ -315,10 +314,9 @@ def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Bui
         parity = asdict(check_parity(model, folder.onnx, parity_images(data, making.seed)))
         if target.precision == "int8":
             images = calibration_images(data, making.n_calibration, making.seed)
-            race = making.raced.get(network.trained_id)
             quantisation = quantize_static(folder.onnx, folder.int8, images, tuned_for=tuning_of(target),
                                            narrow=target.name in making.narrow, threads=max(1, making.threads),
-                                           task=load_task(data.task), correct=race is None or not race.rounded).facts
+                                           task=load_task(data.task)).facts
         # A runtime with a format of its own gets one more file, whose answers are checked too.
         deployed = write_deployed(onnx, target)
         if deployed != onnx:

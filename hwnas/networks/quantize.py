@@ -119,15 +119,13 @@ class QuantisedFile:
 def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],
                     calibration: NDArray[np.float32] | None, *, tuned_for: TunedFor = "openvino",
                     method: Method | None = None, narrow: bool = False, threads: int = 1, label: str = "",
-                    report: Callable[[float], None] = lambda share: None, task: Task | None = None, correct: bool = True
-                    ) -> QuantisedFile:
+                    report: Callable[[float], None] = lambda share: None, task: Task | None = None) -> QuantisedFile:
     """Write the int8 QDQ version of an fp32 ONNX file, with its metadata; return how it was made.
 
     `calibration`: normalised training images [n,c,h,w]. Two thirds of them give the activations' ranges by each method
     (`activation_ranges`), and the others choose the method of least `QuantisedFile.cost`; few images do both. Its
     biases are corrected unless that costs more. If it then costs more than 0.005, the last layers stay in fp32 if this
-    halves the cost. A given `method` is not compared or corrected. `correct` False corrects no biases: so for weights
-    that int8's rounding has trained, whose answers as fp32 are no better.
+    halves the cost. A given `method` is not compared or corrected.
     `calibration` None gives made-up ranges: right for timing, useless for answers. Its graph has the same structure as
     with real ranges and all layers in int8. `tuned_for` matters around swish, hard-swish and GELU. `narrow`: weights of
     7 bits, for CPUs whose sums of products saturate (`needs_narrow_weights`). `report` is called with the share of the
@@ -149,7 +147,7 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
         by_method = activation_ranges(proto, measured, METHODS, tuned_for=tuned_for, threads=threads)
         report(1 / (len(METHODS) + 2))
         # The other images need not stay in memory.
-        correcting = measured[:: -(-len(measured) // _CORRECTING)].copy() if correct else measured[:0]
+        correcting = measured[:: -(-len(measured) // _CORRECTING)].copy()
         del measured
         choice = _Choice(proto, by_method, correcting, judging, task or Classification(), tuned_for, narrow, threads,
                          report)
@@ -168,7 +166,7 @@ class _Choice:
 
     proto: ModelProto
     ranges: Mapping[Method, dict[str, Range]]
-    correcting: NDArray[np.float32]  # images by which biases are corrected; none: they stay as they are
+    correcting: NDArray[np.float32]  # images by which biases are corrected
     judging: NDArray[np.float32]
     task: Task
     tuned_for: TunedFor
@@ -216,11 +214,11 @@ class _Choice:
 
     def _errors(self, method: Method) -> dict[str, NDArray[np.float64]]:
         """Return the errors that biases take up with a method's ranges."""
-        if method not in self.errors_of and len(self.correcting):
+        if method not in self.errors_of:
             self.errors_of[method] = find_errors(
                 self.proto, self.ranges[method], self.correcting, tuned_for=self.tuned_for, narrow=self.narrow,
                 threads=self.threads)
-        return self.errors_of.get(method, {})
+        return self.errors_of[method]
 
 
 def find_errors(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np.float32], *, tuned_for: TunedFor,

@@ -11,7 +11,6 @@ from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.front.make import DECIDING
 from hwnas.latency.measured import NotTimed
 from hwnas.latency.model import Predictions
-from hwnas.networks.quantize import TunedFor
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.candidate import SearchOptions
@@ -91,8 +90,6 @@ class Course:
         workers: processes that train side by side.
         n_lines: lines at most.
         most_k: finalists at most, if the planned ones leave seconds; None: no more than planned.
-        tuned_for: the runtime of the first int8 deployment; None: no network will be quantised. `narrow`: to weights of
-            7 bits.
         is_pretrained: whether networks have weights by which they can be judged before they are trained.
         has_new_head: whether much of a network has no pretrained weights, so that its cuts start from the weights of a
             trained network.
@@ -104,10 +101,8 @@ class Course:
     predict: Latencies
     options: SearchOptions
     workers: int
-    tuned_for: TunedFor | None
     n_lines: int = 1 << 30
     most_k: int | None = None
-    narrow: bool = False
     is_pretrained: bool = True
     has_new_head: bool = False
 

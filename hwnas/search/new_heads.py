@@ -29,7 +29,7 @@ class NewHeadRace(Race):
         if source is None:
             yield from super()._begin(line, among)
         elif FINISH in source.rungs:
-            yield Train(FINISH, line, source, f"cut from trial {source.number}", rounded=self._rounded)
+            yield Train(FINISH, line, source, f"cut from trial {source.number}")
 
     def _best_first(self) -> Sequence[Line]:
         """Return the judged lines, the largest images first."""

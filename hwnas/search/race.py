@@ -8,8 +8,8 @@ far decide how the seconds are divided. The file has the order of the rungs:
                one beats are dropped.
     first      The slowest network that is left trains in pieces at the full rate, until more pieces would hardly make
                it more accurate.
-    finish     Its rate falls to zero, at the end with int8's rounding if that would cost accuracy. The others train in
-               a single leg each: from trained weights if only the images are smaller, otherwise from their own.
+    finish     Its rate falls to zero. The others train in a single leg each: from trained weights if only the images
+               are smaller, otherwise from their own.
 
 Of networks on smaller images that are about as fast, the one that promises the most top-1 is judged. The number of
 trained networks follows from the steps that each must have. Nothing here trains, measures or writes: the lines in the
@@ -34,7 +34,6 @@ from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import Line
 from hwnas.study.record import KNOWN
-from hwnas.training.line import ROUNDED_S
 
 FIRST, FINISH = "first", "finish"
 FINALISTS = "finalists"  # attribute of the study: numbers of the lines that are finished
@@ -54,7 +53,6 @@ FADING = 0.1  # exponent of the image's side in the top-1 that a network is judg
 SMALLER = 3 / 4  # of an image's side, at most, is the side of the next smaller images that are judged
 WARMUP = 40  # steps of a leg that starts from other weights than the line had
 LEAST_STEPS = 20  # of any leg
-ROUNDED, LOSS = 0.25, 0.01  # share of a network's last steps with int8's rounding, if its file loses more than LOSS
 SURE = 0.95  # probability that a line twice as fast is better, from which on the slower one is dropped
 PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
 
@@ -63,8 +61,8 @@ PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (ove
 class Train:
     """A leg of a line to train, from the weights of `source` or its own.
 
-    Its rate goes from `start` to `end`, as shares of the recipe's. The last steps, a share of `rounded`, have int8's
-    rounding. `move` made the network of its source. `anew`: it starts from the line's weights before its first leg.
+    Its rate goes from `start` to `end`, as shares of the recipe's. `move` made the network of its source. `anew`: it
+    starts from the line's weights before its first leg.
     """
 
     rung: str
@@ -74,7 +72,6 @@ class Train:
     start: float = 1.0
     end: float = 0.0
     threads: int = 1
-    rounded: float = 0.0
     anew: bool = False
 
 
@@ -134,7 +131,7 @@ class Race:
                 work = line.claim
                 source = next((each for each in self.lines if each.number == work["source"]), None)
                 yield Train(work["rung"], line, source, work["move"], work["start"], work["end"],
-                            work["threads"], work.get("rounded", 0.0), work.get("anew", False))
+                            work["threads"], work.get("anew", False))
 
     def _tasks(self) -> Iterator[Train | Add | Drop]:
         """Yield what can be done now, most wanted first."""
@@ -155,7 +152,7 @@ class Race:
                 yield Train(FIRST, first, end=1.0, threads=self.course.first_threads,
                             anew=not first.steps and steps > FITTED_STEPS)
             elif FINISH not in first.rungs:
-                yield Train(FINISH, first, threads=self.course.first_threads, rounded=self._rounded)
+                yield Train(FINISH, first, threads=self.course.first_threads)
             else:
                 yield from self._tasks_behind(self._wanted)
 
@@ -220,14 +217,13 @@ class Race:
                 continue  # it is trained after the same network on larger images
             if larger := [other for other in self.finished if _is_smaller(line, other)]:
                 source = min(larger, key=lambda line: line.px)
-                yield Train(FINISH, line, source, f"{source.px} to {line.px} px", SHRUNK_RATE, rounded=self._rounded)
+                yield Train(FINISH, line, source, f"{source.px} to {line.px} px", SHRUNK_RATE)
             else:
                 yield from self._begin(line, lines)
 
     def _begin(self, line: Line, among: Sequence[Line]) -> Iterator[Train]:
         """Yield the only leg of a line that does not start from its network on larger images."""
-        yield Train(FINISH, line, rounded=self._rounded,
-                    anew=not line.steps and self._steps_of(line, among) > FITTED_STEPS)
+        yield Train(FINISH, line, anew=not line.steps and self._steps_of(line, among) > FITTED_STEPS)
 
     # What follows from the lines.
 
@@ -346,12 +342,6 @@ class Race:
 
     _price = _weight  # what a network's distance from others is divided by, if one must go
 
-    @cached_property
-    def _rounded(self) -> float:
-        """The share of last legs with int8's rounding: ROUNDED if the first network's int8 file lost more than LOSS."""
-        lost = max((leg["int8_loss"] for line in self.lines for leg in line.legs if "int8_loss" in leg), default=0.0)
-        return ROUNDED if self.course.tuned_for is not None and lost > LOSS else 0.0
-
     # How long.
 
     @property
@@ -371,8 +361,7 @@ class Race:
         """Return the seconds that a line's legs took or, if no clock counts, should take in one process."""
         if self.length.total_s is None:
             return sum(float(leg["seconds"]) for leg in line.legs)
-        steps = sum(int(leg["steps"]) * _slowed(leg.get("rounded", 0.0)) for leg in line.legs)
-        return float(steps * self.step_s(line.architecture))
+        return float(line.steps * self.step_s(line.architecture))
 
     def _trained_s(self, line: Line) -> float:
         """Return the seconds that a line was trained, without its judging in the first rung."""
@@ -383,19 +372,17 @@ class Race:
         if task.rung == KNOWN:
             return 0
         # Lines after the first: their part of the seconds.
-        slower = _slowed(task.rounded)
         if task.source is not None or self._first is None or task.line.number != self._first.number:
-            return max(LEAST_STEPS, round(self._steps_of(task.line, self._wanted) / slower))
+            return max(LEAST_STEPS, round(self._steps_of(task.line, self._wanted)))
         # The first line: a piece is a share of all its seconds, trained and left; the last leg a share of its steps.
         threads = task.threads if self.length.total_s is None else 1
         step_s = self.step_s(task.line.architecture) / self.course.speed_of(threads)
         if task.rung == FIRST:
             return max(LEAST_STEPS, round(PIECE * (self._trained_s(task.line) + self.left_s) / step_s))
         if not self.length.baselines_s and (self.length.parts == 1 or len(self._unbeaten) == 1):
-            return max(LEAST_STEPS, round(self._left_for(1) / (step_s * slower)))  # nothing else is to be trained
+            return max(LEAST_STEPS, round(self._left_for(1) / step_s))  # nothing else is to be trained
         # If the machine became slower meanwhile, the others get their part all the same.
-        most = self.left_s * (1 - PIECE) / (step_s * slower)
-        return max(LEAST_STEPS, round(min(most, FALL * task.line.steps / slower)))
+        return max(LEAST_STEPS, round(min(self.left_s * (1 - PIECE) / step_s, FALL * task.line.steps)))
 
     def _steps_of(self, line: Line, among: Sequence[Line]) -> float:
         """Return the steps that a line can have in the seconds that are left for the lines `among`, with it. Each has
@@ -424,8 +411,7 @@ class Race:
         """Return the seconds of a step on one thread. If it was not measured, it is scaled: from the same network on
         images of the nearest size, or else from one with about as many multiply-adds."""
         lines = self.lines if self.length.total_s is None else ()
-        timed = [(line.architecture, line.step_s / _slowed(line.legs[-1].get("rounded", 0.0)))
-                 for line in lines if line.step_s is not None]
+        timed = [(line.architecture, line.step_s) for line in lines if line.step_s is not None]
         if own := next((step_s for network, step_s in timed if network.id == architecture.id), None):
             return own
         timed += [(known.architecture, known.step_s) for known in self.course.known]
@@ -443,11 +429,6 @@ def steps_of(line: Line, lines: Mapping[int, Line]) -> int:
     steps = line.steps + (int(line.claim.get("steps", 0)) if line.claim is not None else 0)
     source = lines.get(line.source) if line.source is not None else None
     return steps + (0 if source is None else steps_of(source, lines))
-
-
-def _slowed(rounded: float) -> float:
-    """Return how many times as long as others a leg's steps take, of which a share of `rounded` has int8's rounding."""
-    return 1 + (ROUNDED_S - 1) * rounded
 
 
 def sure_that(right: NDArray[Any], than: NDArray[Any]) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,28 +19,19 @@ from numpy.typing import NDArray
 from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.data.dataset import subset
-from hwnas.errors import CandidateError, StudyError, TrainingError
-from hwnas.front.make import BuildSettings
-from hwnas.lazy import onnx
+from hwnas.errors import StudyError, TrainingError
 from hwnas.networks.cutting import cut_further
-from hwnas.networks.export import export_onnx
-from hwnas.networks.quantize import TunedFor, calibration_images, quantize_static
-from hwnas.networks.running import logits_of
 from hwnas.search.new_heads import race_of
-from hwnas.search.race import FINALISTS, FINISH, FIRST, WARMUP, Add, Choose, Drop, Race, Step, Train
+from hwnas.search.race import FINALISTS, FINISH, WARMUP, Add, Choose, Drop, Race, Step, Train
 from hwnas.search.worker import Record, Worker
 from hwnas.study.candidate import Candidate
 from hwnas.study.claims import end_trial, write_claim
 from hwnas.study.lines import Line, add_line, read_lines, record_leg
 from hwnas.study.record import DROPPED, EVALUATED, FAILED, KNOWN
-from hwnas.system.cores import usable_cores
 from hwnas.system.libraries import release_memory
-from hwnas.system.paths import temporary_folder
-from hwnas.tasks.task import load_task
 from hwnas.training.classifier import fit_classifier, rows_of
 from hwnas.training.line import Keeping, Leg, Stretch, key_of, train_leg
 from hwnas.training.loop import Checkpoint, grade, lay_out, seeded
-from hwnas.training.place import CPU
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,7 +43,6 @@ if TYPE_CHECKING:
     from hwnas.training.recipe import Recipe
 
 FEW_STEPS = 10  # of a leg that was taken over: the seconds of fewer say nothing about a step
-MOST_SCORED, SCORED = 1024, 256  # validation images that an int8 file answers, and that are normalised at once
 MOST_HELD = 1 << 30  # bytes of training images that a process holds in several sizes
 
 
@@ -155,7 +144,7 @@ class Racer(Worker[Train]):
         left_claim = line.claim or {}
         steps = int(left_claim["steps"]) if "steps" in left_claim else race.leg_steps(job)
         return {"rung": job.rung, "source": job.source.number if job.source else None, "move": job.move,
-                "steps": steps, "start": job.start, "end": job.end, "threads": job.threads, "rounded": job.rounded,
+                "steps": steps, "start": job.start, "end": job.end, "threads": job.threads,
                 "speedup": self.setting.course.speed_of(job.threads),
                 "anew": job.anew, "place": sum(each.number < line.number for each in race.lines)}  # among lines
 
@@ -171,9 +160,8 @@ class Racer(Worker[Train]):
                 raise StudyError(f"{error} It was trained on {elsewhere}: the processes of a race share their run "
                                  "folder (out=).") from None
             raise TrainingError(str(error)) from None
-        leg = {**{key: claimed[key] for key in ("rung", "steps", "start", "end", "threads", "rounded", "speedup")
-                  if key in claimed}, **facts,
-               "host": gethostname()}
+        kept = ("rung", "steps", "start", "end", "threads", "speedup")
+        leg = {**{key: claimed[key] for key in kept if key in claimed}, **facts, "host": gethostname()}
         if job.source is not None:
             leg["gain"] = float(right.mean()) - job.source.top1
         return partial(self._record, job, leg, key, right)
@@ -204,7 +192,7 @@ class Racer(Worker[Train]):
 
     def _train(self, step: Train, work: Mapping[str, Any]) -> tuple[str, NDArray[Any], dict[str, float]]:
         """Train a leg. Returns the key of the state at its end, what the average answers rightly, and facts about the
-        leg: its steps and seconds, and once what the first network's average loses as an int8 file."""
+        leg: its steps and seconds."""
         setting, course, line = self.setting, self.setting.course, step.line
         network = setting.network(line.architecture)
         data = self._data(network, step.rung == KNOWN)
@@ -235,32 +223,9 @@ class Racer(Worker[Train]):
                 facts["undone"], right, after = 1.0, untrained, key_of(after, "undone")  # so few steps did harm
                 model = self._go_back(network, data, after_at, after)
             facts |= {"steps": steps, "seconds": train_s + time.monotonic() - began}
-            if course.tuned_for is not None and step.rung == FIRST and FIRST not in line.rungs:
-                with suppress(CandidateError):  # it may be deployed in another precision
-                    facts["int8_loss"] = self._lost_in_int8(model, network, data, right, course.tuned_for)
         del model
         release_memory()
         return after, right, facts
-
-    def _lost_in_int8(self, model: nn.Module, network: FoundNetwork, data: Dataset, right: NDArray[Any],
-                      tuned_for: TunedFor) -> float:
-        """Return the mean score that a network loses as an int8 file, on some of the validation images. It has scored
-        `right` on all of them."""
-        setting, task, answers = self.setting, load_task(data.task), list[NDArray[Any]]()
-        threads = setting.recipe.threads if setting.recipe.device == CPU else len(usable_cores())
-        rows = subset(data.validation.labels, MOST_SCORED, 0)
-        part = data.validation.take(rows)
-        with temporary_folder() as folder:
-            fp32, int8 = Path(folder, "fp32.onnx"), Path(folder, "int8.onnx")
-            export_onnx(model.to(CPU), fp32, network.shape.image)
-            images = calibration_images(data, BuildSettings.n_calibration, setting.seed)
-            quantize_static(fp32, int8, images, tuned_for=tuned_for, narrow=setting.course.narrow, threads=threads,
-                            task=task)
-            proto = onnx.load(int8)
-        for start in range(0, len(part), SCORED):
-            outputs = logits_of(proto, data.normalise(np.asarray(part.images[start:start + SCORED])), threads)
-            answers.append(task.answers(outputs.astype(np.float32)))
-        return float(right[rows].mean() - task.grade(np.concatenate(answers), part.targets).per_image.mean())
 
     def _step_s(self, step: Train) -> float:
         """Return the seconds of a step of a leg, as the race expects them."""
@@ -273,13 +238,12 @@ class Racer(Worker[Train]):
         fresh = step.source is not None or step.anew or not line.legs
         # A short leg must not be all warm-up.
         warmup = min(WARMUP, int(work["steps"]) // 3) if fresh or not line.steps else 0
-        leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), warmup,
-                  round(work["rounded"] * work["steps"]), setting.course.narrow)
+        leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), warmup)
         origin = network.identity if step.source is None else step.source.key
         before = "" if fresh else line.key
         after = key_of(before or key_of(network.identity, origin, setting.recipe.fingerprint, setting.seed,
                                         setting.dataset.fingerprint), leg)
-        planned_s = leg.cost_from(0) * self._step_s(step) if setting.course.length.total_s is None else None
+        planned_s = leg.steps * self._step_s(step) if setting.course.length.total_s is None else None
         return Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network, data),
                        planned_s)
 

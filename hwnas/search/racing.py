@@ -18,7 +18,6 @@ from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.front.make import DECIDING, TrainedWeights
 from hwnas.front.rows import FrontRow
 from hwnas.latency.measured import MeasuredLatency, answered
-from hwnas.networks.quantize import tuning_of
 from hwnas.search.calibration import file_of
 from hwnas.search.course import NOT_ONE, Course, KnownNetwork, Length, known_networks
 from hwnas.search.deployments import BestOf, CalibratedDeployment, Latency, model_of_all
@@ -179,10 +178,9 @@ class ObviousCuts(Explorer):
 
     def trained(self) -> dict[str, TrainedWeights]:
         """Return the weights of the lines that the race has finished, by network id."""
-        lines = {line: line.legs[-1] for line in read_lines(self.study, self.plan.space) if FINISH in line.rungs}
-        return {line.id: TrainedWeights(line.key, state_path(self.run.lines, line, str(leg["rung"])),
-                                        rounded=bool(leg.get("rounded")) and not leg.get("undone"))
-                for line, leg in lines.items()}
+        lines = read_lines(self.study, self.plan.space)
+        return {line.id: TrainedWeights(line.key, state_path(self.run.lines, line, str(line.legs[-1]["rung"])))
+                for line in lines if FINISH in line.rungs}
 
     def report_facts(self) -> dict[str, Any]:
         """Return how the race trained each of its networks, by id, and from which of several these are cut."""
@@ -320,9 +318,7 @@ class ObviousCuts(Explorer):
         known = [KnownNetwork(name, network, length.step_s[name]) for name, network in self.known.items()
                  if name in length.step_s]
         return Course(known, length, plan.space, self.model.predict_architectures, self.options, plan.workers,
-                      tuned_for=next((tuning_of(each.target) for each in plan.deployments
-                                      if each.target.precision == "int8"), None),
-                      n_lines=plan.options.n_trials or 1 << 30, most_k=plan.parts, narrow=bool(self.narrow),
+                      n_lines=plan.options.n_trials or 1 << 30, most_k=plan.parts,
                       is_pretrained=bool(plan.starts) and not task.needs_trunk, has_new_head=task.needs_trunk)
 
     def _tell_plan(self, length: Length, console: Console) -> None:
@@ -431,16 +427,11 @@ def _tell_origins(names: Sequence[str], ended: Sequence[Line]) -> str:
 
 def story_of(line: Line, lines: Mapping[int, Line]) -> str:
     """Return a text about a line's legs, and about the legs of the line that it was cut from."""
-    own = ", ".join(f"{leg['steps']} steps ({leg['rung']})" + _remarks_of(leg) if leg["steps"] else "judged untrained"
-                    for leg in line.legs if leg["steps"] or unpack(leg["right"]).any())
+    undone = ", all undone, as it answered better untrained"
+    own = ", ".join(f"{leg['steps']} steps ({leg['rung']}){undone if leg.get('undone') else ''}" if leg["steps"]
+                    else "judged untrained" for leg in line.legs if leg["steps"] or unpack(leg["right"]).any())
     source = None if line.source is None else lines.get(line.source)
     if source is None:
         return own
     return f"{own} behind trial {source.number} ({line.move or 'cut from it'}; {source.id} at {source.px} px, " \
            f"{story_of(source, lines)})"
-
-
-def _remarks_of(leg: Mapping[str, Any]) -> str:
-    steps = round(leg.get("rounded", 0.0) * leg["steps"])
-    undone = ", all undone, as it answered better untrained" if leg.get("undone") else ""
-    return (f", the last {steps} with int8's rounding" if steps else "") + undone

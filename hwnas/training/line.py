@@ -8,7 +8,6 @@ So no line is warmed up twice, and no trained weights are thrown away.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import time
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hwnas.data.dataset import Dataset, Progress
 from hwnas.errors import StudyError, UserError
-from hwnas.lazy import LazyModule, nn
+from hwnas.lazy import nn
 from hwnas.training.batches import Batches
 from hwnas.training.loop import Checkpoint, Training, lay_out, seeded
 from hwnas.training.recipe import Recipe
@@ -28,36 +27,23 @@ from hwnas.training.recipe import Recipe
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    import hwnas.training.rounding as rounding
-else:
-    rounding = LazyModule("hwnas.training.rounding")
-
-ROUNDED_S = 2.5  # time of a step with int8's rounding, as a multiple of the time of a step without
 SETTLED = 0.1  # share of a leg's seconds after which the speed of the machine is known well enough
 
 
 @dataclass(frozen=True, slots=True)
 class Leg:
     """Steps whose learning rate goes from `start` to `end`, as shares of the recipe's, along half a cosine. It rises
-    from zero in the first `warmup` steps. The last `rounded` steps see int8's rounding, with weights of 7 bits if
-    `narrow`."""
+    from zero in the first `warmup` steps."""
 
     steps: int
     start: float
     end: float
     warmup: int = 0
-    rounded: int = 0
-    narrow: bool = False
 
     def rate(self, step: int) -> float:
         """Return the rate at a step of the leg (from 0), as a share of the recipe's."""
         share = self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
         return share * min(1.0, (step + 1) / max(1, self.warmup))
-
-    def cost_from(self, step: int) -> float:
-        """Return the time of all steps from this one on. Its unit is the time of a step without rounding."""
-        steps_left = self.steps - step
-        return steps_left + (ROUNDED_S - 1) * min(steps_left, self.rounded)
 
 
 def key_of(*parts: object) -> str:
@@ -96,7 +82,7 @@ class LineTraining(Training):
         super().__init__(lay_out(stretch.begin(), recipe), batches, recipe)
         self.stretch, self.first, self.steps, self._keep = stretch, stretch.done, stretch.leg.steps, keep
         self.trained = 0  # steps of the leg, without those that were left out
-        self._began, self._begun_at, self._cost, self._left_out = 0.0, 0, 0.0, 0.0
+        self._began, self._begun_at, self._own, self._left_out = 0.0, 0, 0, 0.0
 
     def run(self, progress: Progress | None = None) -> None:
         """Train all steps of the leg that are left, or as many as its seconds allow."""
@@ -107,15 +93,14 @@ class LineTraining(Training):
         """Leave out steps if the machine is slower than planned. They are spread over the leg, so that it ends within
         its seconds and near its last rate."""
         leg, spent_s = self.stretch.leg, time.monotonic() - self._began
-        self.trained += 1
-        self._cost += leg.cost_from(self.step - 1) - leg.cost_from(self.step)
+        self.trained, self._own = self.trained + 1, self._own + 1
         if self.stretch.seconds is not None:
             # The part of the leg's seconds for the steps since `run` was called: a killed process did the others.
-            seconds = self.stretch.seconds * leg.cost_from(self._begun_at) / leg.cost_from(0)
+            seconds = self.stretch.seconds * (leg.steps - self._begun_at) / leg.steps
             if spent_s > SETTLED * seconds:
                 # With time for one in k of the steps that are left, k - 1 are left out for each that is trained. The
                 # fraction is kept for the next step.
-                needed_s = spent_s / self._cost * leg.cost_from(self.step)
+                needed_s = spent_s / self._own * (leg.steps - self.step)
                 self._left_out += max(0.0, needed_s / max(seconds - spent_s, 1e-9) - 1)
                 skipped = int(min(self._left_out, leg.steps - self.step))
                 self.step, self._left_out = self.step + skipped, self._left_out - skipped
@@ -125,11 +110,6 @@ class LineTraining(Training):
         """Set the learning rates by the leg, in place of the recipe's schedule."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.lr * self.stretch.leg.rate(step - self.stretch.done) * group.get("lr_scale", 1.0)
-
-    def in_precision(self) -> contextlib.AbstractContextManager[object]:
-        """Return int8's rounding, without bf16, in the last steps of the leg; otherwise the recipe's precision."""
-        leg = self.stretch.leg
-        return rounding.Rounding(leg.narrow) if self.step >= leg.steps - leg.rounded else super().in_precision()
 
     def save(self) -> None:
         """Save the state under the key that the leg ends with, with the number of steps that were trained."""

@@ -37,9 +37,9 @@ from hwnas.training.recipe import Recipe
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    import hwnas.training.rounding as rounding
+    import hwnas.training.mixed_precision as mixed_precision
 else:
-    rounding = LazyModule("hwnas.training.rounding")
+    mixed_precision = LazyModule("hwnas.training.mixed_precision")
 
 _FUSED = ("adam", "adamw")  # torch's optimisers that can update all tensors of a kind in one call
 _BATCH, _GRADED = 256, 1024  # images in a forward pass; images whose outputs are in memory at a time
@@ -93,7 +93,7 @@ class Training:
     def in_precision(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which losses are computed: mixed precision if `precision` is bf16."""
         kind = torch.device(self.batches.device).type
-        return rounding.mixed_precision(kind) if self.precision == "bf16" else contextlib.nullcontext()
+        return mixed_precision.mixed_precision(kind) if self.precision == "bf16" else contextlib.nullcontext()
 
     def after_step(self, loss: float, rate: float) -> None:
         """Save the state, at most once in SAVE_S. Called after each step with its loss and learning rate."""

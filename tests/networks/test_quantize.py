@@ -247,16 +247,6 @@ def test_corrected_biases_bring_each_layers_mean_output_back_to_that_of_fp32(tmp
     assert corrected < plain / 2
 
 
-def test_weights_that_rounding_has_trained_keep_their_biases(tmp_path: Path) -> None:
-    path = small(tmp_path / "fp32.onnx", torch.nn.Flatten(), torch.nn.Linear(16 * 225, 10))
-    images = np.random.default_rng(0).standard_normal((192, 1, 32, 32), np.float32)
-    made = {correct: quantize_static(path, tmp_path / f"{correct}.onnx", images, correct=correct)
-            for correct in (True, False)}
-    assert (made[True].corrected, made[False].corrected) == (True, False)
-    assert "biases corrected" in made[True].text
-    assert not any("corrected" in name for name in made[False].tried)
-
-
 def test_a_head_that_int8_would_spoil_stays_in_fp32(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.standard_normal((192, 1, 32, 32), np.float32)

@@ -88,12 +88,12 @@ def finished(bench: Bench) -> list[Any]:
 
 
 @settings(max_examples=20, deadline=None)
-@given(seconds=st.floats(5, 500), k=st.integers(3, 10), loss=st.sampled_from([0.0, 0.1]), is_timed=st.booleans())
-def test_all_seconds_are_spent_and_every_network_that_is_chosen_had_its_last_leg(seconds, k, loss, is_timed):
+@given(seconds=st.floats(5, 500), k=st.integers(3, 10), is_timed=st.booleans())
+def test_all_seconds_are_spent_and_every_network_that_is_chosen_had_its_last_leg(seconds, k, is_timed):
     """By a clock, or by what steps should take."""
     spent = [0.0]
     course = course_of(None if is_timed else seconds, k=k)
-    bench = Bench(changed(course, left_s=lambda: seconds - spent[0]), int8_loss=loss)
+    bench = Bench(changed(course, left_s=lambda: seconds - spent[0]))
     while steps := bench.race.steps():
         bench.take(steps[0])
         spent[0] = sum(leg["seconds"] for line in bench.lines for leg in line.legs)
@@ -345,7 +345,7 @@ def test_what_is_begun_is_neither_dropped_nor_left_behind_and_nobody_is_chosen_b
     number = begun.line.number
     bench.lines[number] = replace(bench.lines[number], claim={
         "rung": FINISH, "source": begun.source.number if begun.source else None, "move": begun.move, "steps": 77,
-        "start": begun.start, "end": begun.end, "threads": 1, "rounded": 0.0})
+        "start": begun.start, "end": begun.end, "threads": 1})
     for _ in range(400):  # all that other processes can do
         others = [step for step in bench.race.steps() if not (isinstance(step, Train)
                                                              and step.line.number == number)]
@@ -398,16 +398,6 @@ def test_what_cannot_be_timed_and_what_is_over_the_cap_after_all_is_not_trained(
     sizes = {line.px for line in bench.lines if line.legs}
     assert sizes & {*range(24, 44, 4)}
     assert not sizes & {*range(44, 64, 4)}
-
-
-@pytest.mark.parametrize(("int8_loss", "rounds"), [(0.009, False), (0.011, True)])
-def test_last_legs_end_with_the_rounding_of_int8_where_that_loses_accuracy(int8_loss: float, rounds: bool) -> None:
-    bench = Bench(course_of(), int8_loss=int8_loss).run()
-    assert all(leg["rung"] == FINISH for line in bench.lines for leg in line.legs if leg["rounded"])
-    last = [line.legs[-1] for line in bench.lines if FINISH in line.rungs]
-    assert all(bool(leg["rounded"] * leg["steps"]) == rounds for leg in last)
-    floats = Bench(replace(bench.course, tuned_for=None), int8_loss=int8_loss).run()
-    assert not any(leg["rounded"] for line in floats.lines for leg in line.legs)
 
 
 def test_without_minutes_the_number_of_processes_changes_no_training() -> None:
@@ -571,7 +561,7 @@ def test_a_race_that_was_interrupted_goes_on_and_ends(tmp_path: Path) -> None:
     part = Split(images, labels.astype(np.int64))
     data = Dataset("noise", part, part, part, tuple("abcdefghij"), 3, 64, (0.5,) * 3, (0.25,) * 3, "noise")
     study, seconds, heard = opened(tmp_path, "random"), [9.0], list[str]()
-    course = course_of(None, k=3, left_s=lambda: seconds[0], tuned_for=None)
+    course = course_of(None, k=3, left_s=lambda: seconds[0])
     setting = RaceSetting(study, data, FoundNetwork, replace(FINE_TUNING, batch_size=16, threads=1), 0,
                           tmp_path / "lines", course)
 
@@ -599,7 +589,7 @@ def test_a_network_ends_as_it_was_judged_untrained_if_its_steps_did_harm(
     labels = (np.arange(60) % 10).astype(np.int64)
     part = Split(np.random.default_rng(0).integers(0, 256, (60, 3, 64, 64)).astype(np.uint8), labels)
     data = Dataset("noise", part, part, part, tuple("abcdefghij"), 3, 64, (0.5,) * 3, (0.25,) * 3, "noise")
-    course = course_of(None, k=3, n_smaller=0, tuned_for=None, left_s=lambda: 5.0)
+    course = course_of(None, k=3, n_smaller=0, left_s=lambda: 5.0)
     fastest = min(course.known, key=lambda known: known.architecture.macs)
     setting = RaceSetting(opened(tmp_path, "random"), data, FoundNetwork,
                           replace(FINE_TUNING, batch_size=16, threads=1), 0, tmp_path / "lines",

@@ -257,7 +257,7 @@ def _import_libraries() -> None:
     import hwnas.study.study
     import hwnas.train
     import hwnas.training.job
-    import hwnas.training.rounding
+    import hwnas.training.mixed_precision
     import hwnas.verify  # noqa: F401
     from hwnas.cli.command import compose
     from hwnas.system.libraries import import_onnxruntime

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hwnas.training import place
+from hwnas.training.mixed_precision import mixed_precision
 from hwnas.training.recipe import FULL_TRAINING, PROXY, other_than_full
-from hwnas.training.rounding import mixed_precision
 
 
 def test_layers_compute_in_bf16_but_for_grouped_convolutions() -> None:

@@ -76,18 +76,17 @@ def test_a_line_learns_and_ends_with_a_rate_of_zero(tmp_path: Path, data: Datase
 def test_a_leg_keeps_its_seconds_on_a_machine_that_is_slower_than_planned(
         times: float, tmp_path: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes so many times the planned second, the first one longer still."""
-    leg, now, rates = Leg(60, 1.0, 0.0, rounded=12), [0.0], list[float]()
+    leg, now, rates = Leg(60, 1.0, 0.0), [0.0], list[float]()
     update = line.LineTraining.update
 
     def slow(self: line.LineTraining, images: Any, targets: Any, step: int) -> tuple[float, float]:
-        cost = 1.0 if step < leg.steps - leg.rounded else line.ROUNDED_S
-        now[0] += times * (cost if now[0] else 3.0)
+        now[0] += times * (1.0 if now[0] else 3.0)
         rates.append(leg.rate(step))
         return update(self, images, targets, step)
 
     monkeypatch.setattr(line.LineTraining, "update", slow)
     monkeypatch.setattr(line.time, "monotonic", lambda: now[0])
-    path, planned_s = tmp_path / "0.safetensors", leg.cost_from(0)
+    path, planned_s = tmp_path / "0.safetensors", float(leg.steps)
     part = replace(stretch(leg), seconds=planned_s)
     train_leg(part, path, path, data=data, recipe=RECIPE, seed=3, keep=Keeping(pytest.fail))
     assert now[0] <= planned_s + 3 * times
@@ -122,16 +121,8 @@ def test_a_leg_that_left_out_steps_and_was_killed_counts_those_that_it_trained(
     assert train() == len(updates) - 1, "killed before the leg was recorded"
 
 
-def test_the_last_steps_of_a_leg_see_the_rounding_of_int8(tmp_path: Path, data: Dataset) -> None:
-    plain, rounded, later = (trained(tmp_path / name, data, *legs) for name, legs in [
-        ("a", [Leg(14, 1.0, 1.0)]), ("b", [Leg(14, 1.0, 1.0, rounded=4)]),
-        ("c", [Leg(10, 1.0, 1.0), Leg(4, 1.0, 1.0, rounded=4)])])
-    assert not same_weights(plain, rounded)
-    assert same_weights(later, rounded)
-
-
 def test_a_killed_leg_goes_on_from_its_last_state_to_the_same_weights(tmp_path, data, monkeypatch):
-    legs = Leg(10, 1.0, 1.0, warmup=3), Leg(8, 1.0, 0.0, rounded=3)
+    legs = Leg(10, 1.0, 1.0, warmup=3), Leg(8, 1.0, 0.0)
     whole = trained(tmp_path / "a", data, *legs)
     monkeypatch.setattr(loop, "SAVE_S", -1.0)  # every step is kept
     saves = 0
