@@ -140,8 +140,8 @@ def step_seconds() -> Rows:
     """How fast the machine trained in a race beside its cuts' runs."""
     steps = pd.read_csv(EXPERIMENTS / "race/results/minutes/step_seconds.csv")
     return [["cuts of", "seed", "a step in the race, times as fast"]] + [
-        [SHORTER[around], str(seed), ends(own.times_as_fast.tolist(), 2)]
-        for (around, seed), own in steps.groupby(["around", "seed"], sort=False)]
+        [f"{SHORTER[around]}, {data}", str(seed), ends(own.times_as_fast.tolist(), 2)]
+        for (around, data, seed), own in steps.groupby(["around", "data", "seed"], sort=False)]
 
 
 def short() -> Rows:
