@@ -147,7 +147,7 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
         by_method = activation_ranges(proto, measured, METHODS, tuned_for=tuned_for, threads=threads)
         report(1 / (len(METHODS) + 2))
         # The other images need not stay in memory.
-        correcting = measured[:: -(-len(measured) // _CORRECTING)].copy()
+        correcting = _some(measured).copy()
         del measured
         choice = _Choice(proto, by_method, correcting, judging, task or Classification(), tuned_for, narrow, threads,
                          report)
@@ -227,7 +227,12 @@ def find_errors(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[
     most 128 of these images."""
     int8 = deepcopy(proto)
     quantise_graph(int8, ranges, note="", tuned_for=tuned_for, narrow=narrow)
-    return find_mean_errors(int8, proto, images[:: -(-len(images) // _CORRECTING)], threads)
+    return find_mean_errors(int8, proto, _some(images), threads)
+
+
+def _some(images: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the images by which biases are corrected, spread over all."""
+    return images[:: -(-len(images) // _CORRECTING)]
 
 
 def _split(images: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
