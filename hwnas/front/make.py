@@ -20,7 +20,7 @@ from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import check_parity, export_onnx, pack_weights, parity_images, stored_fingerprint
 from hwnas.networks.litert.tflite import SUFFIX
 from hwnas.networks.network import Network, load_weights
-from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
+from hwnas.networks.quantize import RECIPE, calibration_images, quantize_static, tuning_of
 from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.runtime import OwnFormat, deployed_of, load_runtime, write_deployed
 from hwnas.system.libraries import version_of
@@ -271,6 +271,7 @@ def _exports_key(network: Network, data: Dataset, making: BuildSettings, wanted:
     """Return a hash of everything that decides the files that are made of the weights `wanted`."""
     target = making.target_of(network)
     versions = [f"{name} {version_of(name)}" for name in ("torch", "onnx", "onnxruntime")]
+    versions += [RECIPE] if target.precision == "int8" else []
     content = "|".join((*versions, load_runtime(target.runtime).version(), target.precision, tuning_of(target),
                         str(target.name in making.narrow), str(making.n_calibration), str(making.seed),
                         str(sorted(network.metadata(data, wanted).items()))))

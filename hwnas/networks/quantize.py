@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 Method = Literal["mse", "minmax", "percentile", "entropy"]
 METHODS: tuple[Method, ...] = get_args(Method)
+RECIPE = "int8 with corrected biases"  # files and scores of another recipe are made again
 VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 TunedFor = Literal["openvino", "onnxruntime", "litert"]
 MIN_OPSET = 13

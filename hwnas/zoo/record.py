@@ -12,6 +12,7 @@ from typing import Any
 from hwnas import __version__
 from hwnas.errors import TableError
 from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.networks.quantize import RECIPE
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.documents import Document
 from hwnas.system.libraries import version_of
@@ -48,7 +49,7 @@ class ZooRecord:
     def open(cls, target: Target) -> ZooRecord:
         """Open the record of a target on this host, by the installed versions. Raises TableError for a torn file."""
         versions = [load_runtime(target.runtime).version(), *(f"{name} {version_of(name)}" for name in (
-            "timm", "torch")), f"hwnas {__version__}"]
+            "timm", "torch")), f"hwnas {__version__}", *([RECIPE] if target.precision == "int8" else [])]
         name = "-".join([target.precision, f"t{target.threads or 'all'}", f"b{target.batch}", *versions])
         record = cls(target, home() / "zoo" / Host.detect().name / f"{name.replace(' ', '-')}.json")
         record._read()

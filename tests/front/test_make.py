@@ -137,6 +137,14 @@ def test_whole_files_are_not_made_again_but_for_other_calibration_images(done: M
         "model.onnx", "model_int8.onnx", "manifest.json"}
 
 
+def test_int8_files_of_another_recipe_are_made_again(done: ModelFolder, monkeypatch) -> None:
+    before = done.weights.read_bytes(), done.int8.stat().st_mtime_ns
+    monkeypatch.setattr(deployable, "RECIPE", "another")
+    assert make(tiny_network(), done, tiny_making()).reused
+    assert done.weights.read_bytes() == before[0]
+    assert done.int8.stat().st_mtime_ns != before[1]
+
+
 def test_same_seed_gives_the_same_weights_and_another_trains_again(folder: ModelFolder, done: ModelFolder) -> None:
     make(tiny_network(), folder, tiny_making())
     assert folder.weights.read_bytes() == done.weights.read_bytes()
