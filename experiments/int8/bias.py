@@ -3,8 +3,8 @@
     python -m experiments.int8.bias RUN … --out experiments/int8/results/bias.csv
 
 RUN is a folder that `experiments.race.minutes search` made. Each of its networks is quantised from its fp32 file as a
-search does, and once more with the same ranges and biases as they are. Both are scored on all test images in ONNX
-Runtime.
+search does, and once more with ranges by the same method and biases as they are. Both are scored on all test images in
+ONNX Runtime.
 """
 
 from __future__ import annotations
