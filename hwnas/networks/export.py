@@ -99,7 +99,7 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> ModelProto:
     buffer: Any = io.BytesIO()  # accepted by the TorchScript exporter, though not by its annotation
     try:
         # The TorchScript exporter is deprecated, but it alone keeps modules' paths in names, at a fifth of the time.
-        with warnings.catch_warnings(), _fixed_padding(), _evaluating(model):
+        with warnings.catch_warnings(), _tracing(), _evaluating(model):
             warnings.simplefilter("ignore")
             example = torch.zeros(1, *image_shape, device=next(model.parameters()).device)
             torch.onnx.export(model, (example,), buffer, input_names=[INPUT], output_names=[OUTPUT],
@@ -116,15 +116,16 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> ModelProto:
 
 
 @contextlib.contextmanager
-def _fixed_padding() -> Iterator[None]:
-    """Let TensorFlow's "same" padding in timm's layers be traced as numbers for this image size. No runtime folds the
-    arithmetic on shapes of maps that would be traced otherwise."""
-    get_same_padding = timm.layers.padding.get_same_padding
+def _tracing() -> Iterator[None]:
+    """Let TensorFlow's "same" padding in timm's layers be traced as numbers for this image size: no runtime folds the
+    arithmetic on shapes of maps that would be traced otherwise. And let torch print no graph if it fails."""
+    get_same_padding, log = timm.layers.padding.get_same_padding, torch._C._jit_onnx_log
     timm.layers.padding.get_same_padding = lambda size, *rest: get_same_padding(int(size), *rest)
+    torch._C._jit_onnx_log = lambda *texts: None
     try:
         yield
     finally:
-        timm.layers.padding.get_same_padding = get_same_padding
+        timm.layers.padding.get_same_padding, torch._C._jit_onnx_log = get_same_padding, log
 
 
 def _fold_weights(proto: ModelProto) -> None:

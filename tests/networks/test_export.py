@@ -55,6 +55,23 @@ def test_exported_graph_is_folded_named_and_dynamic(exported: ExportedNetwork) -
         assert any(module in name for name in names), module
 
 
+class Spectrum(nn.Module):
+    """A network with an operator that ONNX has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(self.conv(images)).real.mean((2, 3))
+
+
+def test_failed_export_prints_no_graph(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ExportError, match="fft"):
+        export_onnx(Spectrum(), tmp_path / "model.onnx", (1, 32, 32))
+    assert "".join(capfd.readouterr()) == ""
+
+
 def test_weights_that_are_standardised_in_each_call_are_computed_once(tmp_path: Path) -> None:
     model = network("test_nfnet")
     export_onnx(model, tmp_path / "model.onnx", (1, 32, 32))
