@@ -181,8 +181,9 @@ def results_of(scores: Scores, run: RunFolder, making: BuildSettings, objective:
 
 def write_results(run: RunFolder, results: Results, making: BuildSettings) -> None:
     """Write answers, samples, comparisons, environment, cards, pairs, front, pictures and report, in this order. A kill
-    leaves no half-written file."""
+    leaves no half-written file, and no report until all files are of this verification."""
     environment, scores, data = results.environment, results.scores, making.dataset
+    run.report.unlink(missing_ok=True)
     if scores.answers:
         protocol = next((measurement.protocol for measurement in scores.measurements.values()), Protocol())
         predicted = {name: each.values for name, each in scores.answers.items()}

@@ -126,6 +126,17 @@ def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
     assert environment["versions"]["onnxruntime"]
 
 
+def test_no_report_covers_files_of_two_verifications(finished: RunFolder, clock, monkeypatch) -> None:
+    def killed(*_) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verification, "save_front", killed)  # the environment is new then, and the front is not
+    with pytest.raises(KeyboardInterrupt):
+        finish(finished, [tiny_finalist()], tiny_making(), facts())
+    assert finished.front_csv.exists()
+    assert not finished.report.exists()
+
+
 def test_failed_network_is_a_row_with_its_reason(run: RunFolder, clock, monkeypatch) -> None:
     whole = deployable.check_parity
 
