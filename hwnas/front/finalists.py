@@ -25,6 +25,7 @@ from hwnas.system.run_folder import ESTIMATED
 Trial = Mapping[str, Any]  # a row of trials.csv
 NEAR = 0.2  # a network at most this share below the cap shows what the cap buys
 ENOUGH = 6  # least number of networks whose spread can be judged
+TINY = 1e-9  # a cost of 0, as another package may count, is so much on a log scale
 
 
 def finalists_of(trials: Sequence[Trial], network_of: Callable[[Trial], Network], k: int, target: str, host: str,
@@ -196,7 +197,7 @@ def _rank(row: Trial) -> tuple[float, float]:
 
 
 def _position(row: Trial) -> tuple[float, ...]:
-    return tuple(math.log(cost) for cost in known_costs(row))
+    return tuple(math.log(max(cost, TINY)) for cost in known_costs(row))
 
 
 def _distance(row: Trial, other: Trial) -> float:

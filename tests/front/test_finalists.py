@@ -45,6 +45,11 @@ def test_finalists_are_spread_over_log_latency_with_the_rewards_winner_among_the
     assert reward_winner(rows) == "winner"
 
 
+def test_a_cost_of_nothing_is_a_cost():
+    rows = [trial(str(macs), 0.5 + macs / 10, 0.1, objectives="macs", macs=macs) for macs in range(4)]
+    assert ids(choose_finalists(rows, 2)) == ["3", "0"]  # as fast: the most accurate first
+
+
 @pytest.mark.parametrize("changes", [
     {"state": "FAIL", "outcome": "failed"}, {"state": "PRUNED", "outcome": "infeasible"}, {"outcome": "duplicate"},
     {"top1_proxy": None}, {"top1_proxy": float("nan")}, {"latency_ms_predicted": None}, {"feasible": False}])
