@@ -348,7 +348,7 @@ def _check_no_estimates(config: Config, options: PlanOptions, trials_only: bool)
 def check_controls(options: PlanOptions, space: SearchSpace) -> None:
     """Raise ConfigError if the space has too few networks for finalists and controls."""
     k = options.finalists.k or FINALISTS
-    if options.n_controls > space.size - k:
+    if options.n_controls > max(0, space.size - k):
         raise ConfigError(f"controls={options.n_controls} and {k} finalists are more than the {space.size} settings of "
                           f"space {space.name}. Lower controls.")
 

@@ -69,6 +69,13 @@ def test_what_was_left_out_is_known_after_a_kill(tmp_path):
     assert keep(["b", "c"]) == ["no time for a", "b", "c"]  # another process, which did not hear the first
 
 
+def test_a_space_with_fewer_networks_than_finalists_is_searched_without_controls():
+    three, options = SimpleNamespace(size=3, name="three"), SimpleNamespace(finalists=SimpleNamespace(k=None))
+    planning.check_controls(SimpleNamespace(n_controls=0, **vars(options)), three)
+    with pytest.raises(ConfigError, match="Lower controls"):
+        planning.check_controls(SimpleNamespace(n_controls=1, **vars(options)), three)
+
+
 @pytest.mark.parametrize(("flags", "narrow"), [(["avx2"], True), (["avx2", "avx512_vnni"], False)])
 def test_int8_weights_suit_the_cpu_that_is_searched_for(flags, narrow):
     deployment = SimpleNamespace(target=Target("ort_int8", "onnxruntime", "int8"))
