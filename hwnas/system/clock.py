@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hwnas.errors import BudgetError, UserError
+from hwnas.errors import BudgetError, DataError, UserError
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import machine_name
 
@@ -57,7 +57,7 @@ def read_spent_s(path: Path) -> float:
 @contextmanager
 def spending(path: Path, began_s: float) -> Iterator[None]:
     """Keep in a file, during the block, the seconds that all commands which wrote to it have taken. A command that
-    ends in a BudgetError has done nothing that another one could continue, so its seconds do not count.
+    ends in a BudgetError or DataError has done nothing that another one could continue: its seconds do not count.
 
     Args:
         path: The file; the seconds in it count as spent before.
@@ -80,7 +80,7 @@ def spending(path: Path, began_s: float) -> Iterator[None]:
     thread.start()
     try:
         yield
-    except BudgetError:
+    except (BudgetError, DataError):
         is_refused = True
         raise
     finally:
