@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.benchmark.files import noting_waits
 from hwnas.choose.choice import Key, Option, ServedNetwork, Slo, Traffic, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve, add_curves
-from hwnas.choose.load import FEWEST, MOST_TIMES, curve_seconds, import_loadgen
+from hwnas.choose.load import FEWEST, LEAST, MOST_TIMES, SHARES, curve_seconds, import_loadgen
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import show, text_table
@@ -207,7 +207,7 @@ def _served(candidates: Sequence[ServedRow], here: Host, options: ChooseOptions,
     """Return each candidate with a load curve, stored in the run or measured now; add the others to `left_out`."""
     served, curves = [], [_kept(each, here, options) for each in candidates]
     missing_s = [curve_seconds(each.most, options.seconds) for each, curve_data in zip(candidates, curves, strict=True)
-                 if curve_data is None and each.row.host == here.name]
+                 if curve_data is None and each.row.host == here.name and not _too_slow(each, options)]
     if missing_s:
         minutes = max(0.1, sum(missing_s) / 60)
         console.say(f"{len(missing_s)} load curves are to be measured, about {minutes:.2g} min in all "
@@ -219,7 +219,7 @@ def _served(candidates: Sequence[ServedRow], here: Host, options: ChooseOptions,
         if curve_data is None and each.row.host != here.name:
             fault = (f"its load curve is of {each.row.host}, and not in {each.file.parent}. Give the command there, "
                      "and bring the run's folder here")
-        elif curve_data is None:
+        elif curve_data is None and not (fault := _too_slow(each, options)):
             try:
                 curve_data = _measure(each, options, console, f"load {number} of {len(candidates)}: {each.said}")
             except (CandidateError, ModelError) as error:
@@ -234,6 +234,14 @@ def _served(candidates: Sequence[ServedRow], here: Host, options: ChooseOptions,
         served.append(ServedNetwork(str(each.folder.path), each.row.id, each.row.name, each.target.name, each.row.host,
                                     each.row.top1_test or 0.0, curve))
     return served
+
+
+def _too_slow(each: ServedRow, options: ChooseOptions) -> str:
+    """Return why LoadGen would call a load curve INVALID after minutes; empty if its queries suffice."""
+    least_s = LEAST / (SHARES[0] * each.most)
+    return "" if least_s <= MOST_TIMES * options.seconds else (
+        f"it answers about {each.most:.2g} queries/s, so {SHARES[0]:.0%} of them are too few for a p99 in {MOST_TIMES} "
+        f"times seconds={options.seconds:g}. Give seconds={math.ceil(1.2 * least_s / MOST_TIMES)}")
 
 
 def _kept(each: ServedRow, here: Host, options: ChooseOptions) -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ from hwnas.target import Target, measuring_lock
 
 SHARES = (0.05, 0.25, 0.45, 0.65, 0.8, 0.9)  # of saturation: the loads at which a curve is measured
 FEWEST = 1000  # queries of a run: LoadGen gives no p99 for fewer than about 700
+LEAST = 400  # queries that a run must expect: it is INVALID below 459, however fast all are answered
 IMAGES = 64  # different images in memory
 _FAR_MS = 60_000.0  # a p99 that is no limit, for the runs of a curve
 _WARM_S = 1.0  # of a first run, which does not count

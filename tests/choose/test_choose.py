@@ -15,10 +15,12 @@ import pytest
 from front_fixtures import make_pair, make_row
 
 from hwnas.__main__ import main
-from hwnas.choose.__main__ import _served_pairs, candidates_of, read_prices
+from hwnas.choose import __main__ as choosing
+from hwnas.choose.__main__ import ServedRow, _served, _served_pairs, candidates_of, read_prices
 from hwnas.choose.choice import ServedNetwork, Slo, Traffic, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve, add_curves
 from hwnas.choose.load import LoadFigures, Server, curve_seconds, offer, read_summary
+from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, ModelError, StudyError
 from hwnas.front.pairs import save_pairs
 from hwnas.front.rows import save_front
@@ -184,6 +186,17 @@ def test_a_pair_costs_its_mean_and_keeps_a_p99_by_its_worst_case(tmp_path: Path)
     assert not _served_pairs(run, Slo(9.0, 0.95), singles[1:])
     ranked = choose([(pair, 0.1), (singles[1], 0.1)], Traffic(400), Slo(60.0), {})
     assert [option.served.id for option in ranked] == ["a+b", "b"]
+
+
+def test_a_network_that_is_too_slow_for_a_curve_is_left_out_before_it_is_measured(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(choosing, "_kept", lambda *_: None)
+    monkeypatch.setattr(choosing, "_measure", lambda *_: pytest.fail("it measures"))
+    here, left_out = Host.detect(), list[str]()
+    slow = ServedRow(RunFolder(tmp_path), make_row("slow", latency_ms=80.0, host=here.name), TARGET, 1)
+    options = SimpleNamespace(seconds=30.0, networks=1, check_seconds=60.0)
+    assert _served([slow], here, options, Console(quiet=True), left_out) == []
+    enough = int(re.findall(r"Give seconds=(\d+)", left_out[0])[0])
+    assert not choosing._too_slow(slow, SimpleNamespace(seconds=enough))
 
 
 def test_a_service_level_beyond_reach_is_refused() -> None:
