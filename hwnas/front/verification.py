@@ -73,6 +73,7 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, w
     After a kill at any point, the same call continues: finished networks are not made again."""
     metric = load_task(making.dataset.task).metric
     by_id = {row.id: replace(row, metric=metric) for row in rows}
+    own, n = replace(making, begun={}), len(making.dataset.train)  # a trial's steps are part of a training
     networks = [row.network for row in rows if row.network is not None]
     with console.step("train finalists and baselines") as report:
         for network, result in make_all(networks, run, making, workers, report):
@@ -84,7 +85,8 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, w
             for remark in result.remarks:
                 console.remark(f"{network.id}: {remark}.")
             by_id[network.id] = replace(row, params=result.params, macs=result.macs, top1_test_fp32=result.top1_fp32,
-                                        n_test=len(making.dataset.test))
+                                        n_test=len(making.dataset.test),
+                                        steps=row.steps or own.recipe_of(network).steps_for(n))
     return list(by_id.values())
 
 

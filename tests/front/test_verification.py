@@ -110,6 +110,7 @@ def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
     assert quick.top1_test >= 0.9  # the task is easy, so this is learnt and survives int8
     assert quick.top1_test_low < quick.top1_test
     assert rows[BASELINE.id].is_baseline
+    assert {row.steps for row in rows.values()} == {24}  # a verdict needs those of both
     assert load_front(run)[0].id == quick.id
     deploy, baseline = json.loads(run.comparisons.read_text())
     assert (deploy["verdict"], baseline["baseline"]) == ("deploy", BASELINE.id)
