@@ -101,8 +101,9 @@ def scoring_seconds(folder: ModelFolder, network: Network, dataset: Dataset, tar
 
 
 def validated_share(dataset: Dataset) -> float:
-    """Return the number of validation images that a deployed file answers for each test image."""
-    return min(MOST_VALIDATED, len(dataset.validation)) / max(1, len(dataset.test))
+    """Return the number of validation images that a deployed file answers for each test image, for a task of pairs."""
+    n = min(MOST_VALIDATED, len(dataset.validation)) if load_task(dataset.task).is_sure else 0
+    return n / max(1, len(dataset.test))
 
 
 def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target]], dataset: Dataset, target: Target,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deployment_fixtures import measured
+from deployment_fixtures import measured, sides_data
 from front_fixtures import make_row
 from search_fixtures import rows_of
 from table_fixtures import write_table
@@ -22,6 +22,7 @@ from hwnas.__main__ import main
 from hwnas.data.dataset import Split
 from hwnas.errors import BudgetError, TrainingError
 from hwnas.front.make import BuildSettings
+from hwnas.front.score import validated_share
 from hwnas.latency import wave
 from hwnas.search import minutes, road, trials
 from hwnas.search.minutes import FEWEST_STEPS, Clock, Pace, fitted, proxy_length, timing_seconds, trials_seconds
@@ -222,6 +223,11 @@ def test_a_machine_that_scores_slowly_gets_its_time_from_the_trials_and_the_trai
     assert trials_seconds(Clock.start(2.0), PACE, networks("fast", "fast"), 1)
 
 
+def test_only_files_of_tasks_with_pairs_are_given_time_for_validation_images() -> None:
+    tasks = ("classification", "detection", "multilabel")
+    assert [validated_share(replace(sides_data(), task=task)) for task in tasks] == [16 / 40, 0, 0]
+
+
 @pytest.mark.parametrize(("px", "told"), [(1.0, minutes.COMPILING_S), (42.0, 42.0)])
 def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making(px, told, clock, monkeypatch):
     made: list[Path] = []
@@ -242,7 +248,7 @@ def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making
     monkeypatch.setattr("hwnas.search.minutes.fp32_grades", lambda *args: 0.0)
     monkeypatch.setattr(minutes, "_short", lambda making: making)
     monkeypatch.setattr(minutes, "_make_of_few", lambda network, making: None)
-    data = SimpleNamespace(train=[0], validation=[], test=[], at_size=lambda *_: None)
+    data = SimpleNamespace(train=[0], validation=[], test=[], task="classification", at_size=lambda *_: None)
     making = SimpleNamespace(dataset=data, recipe=SimpleNamespace(batch_for=lambda n: 1),
                              steps_in_a_step=lambda network: 1.0)
     network = SimpleNamespace(id="a", trained_id="a", shape=SimpleNamespace(image_size=8))
