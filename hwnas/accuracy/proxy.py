@@ -93,6 +93,8 @@ def load(config: Config, dataset: Dataset) -> Proxy:
     UnknownName, ConfigError."""
     import_timm()  # now, so that no network's seconds contain its import
     options, recipe = _read_options(config)
+    if dataset.train.boxes is not None:
+        recipe.check_boxes()
     return Proxy(dataset, recipe, options)
 
 

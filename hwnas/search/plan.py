@@ -210,6 +210,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     info = inspect_dataset(options.dataset)
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
+    if load_task(info.task).reads_boxes:  # not after the trials
+        recipe.check_boxes()
     # The networks: chosen if `around` is `auto`, then cut, which gives the space.
     if not trials_only:  # a misspelt name is answered before networks are timed, fetched or traced
         check_names(options.baselines or ())

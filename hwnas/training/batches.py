@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.data.dataset import Dataset, Images, Split
-from hwnas.errors import ConfigError
 from hwnas.lazy import PIL, timm, torch
 from hwnas.tasks.task import load_task
 from hwnas.training.place import CPU
@@ -51,9 +50,8 @@ class Batches:
     def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int) -> None:
         self.split, self.dataset, self.recipe, self.seed = split, dataset, recipe, seed
         self.task = load_task(dataset.task)
-        if split.boxes is not None and (recipe.mixes or recipe.rand_augment):
-            raise ConfigError("recipe: mixup, cutmix and rand_augment do not move boxes with their images. Set them to "
-                              "0.")
+        if split.boxes is not None:
+            recipe.check_boxes()
         self.device = recipe.device
         self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self._held: Tensor | None = None

@@ -96,6 +96,12 @@ class Recipe:
         """True if images are mixed with each other."""
         return self.mixup > 0 or self.cutmix > 0
 
+    def check_boxes(self) -> None:
+        """Raise ConfigError for what does not move boxes with their images."""
+        if self.mixes or self.rand_augment:
+            raise ConfigError("recipe: mixup, cutmix and rand_augment do not move boxes with their images. Set them to "
+                              "0.")
+
     def deciding(self) -> dict[str, Any]:
         """Return the fields that decide a training: not the name, nor fields that change rounding only. A precision of
         "auto" is "fp32" here, whatever the machine chooses."""

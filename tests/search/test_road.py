@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import optuna
 import pytest
+from boxes_fixtures import write_coco
 from omegaconf import OmegaConf
 from PIL import Image
 from safetensors.torch import save_file
@@ -142,6 +143,13 @@ def test_pretrained_weights_that_do_not_fit_are_refused_before_the_trials(hwnas_
         make_plan(compose("search", ["+target=xeon_int8", f"out={tmp_path / 'run'}", "baselines=[test_efficientnet]",
                                      f"pretrained.folder={tmp_path}"]), Console(quiet=True))
     assert not (tmp_path / "run").exists()
+
+
+def test_what_does_not_move_boxes_is_refused_before_the_trials(hwnas_home, tmp_path):
+    root = write_coco(tmp_path / "shapes", {"train": 20})
+    with pytest.raises(ConfigError, match="do not move boxes"):
+        make_plan(compose("search", ["+target=xeon_int8", "dataset=coco", f"dataset.root={root}", "task=multilabel",
+                                     "baselines=[]", "finalists.recipe.mixup=0.2"]), Console(quiet=True))
 
 
 def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):

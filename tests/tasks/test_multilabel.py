@@ -9,6 +9,7 @@ from sklearn.metrics import average_precision_score, label_ranking_average_preci
 
 from hwnas.accuracy.proxy import load as load_proxy
 from hwnas.data.dataset import Dataset, Split
+from hwnas.errors import ConfigError
 from hwnas.space.architecture import Architecture
 from hwnas.tasks import multilabel
 from hwnas.tasks.multilabel import RankedImages, find_classes
@@ -94,6 +95,8 @@ def test_the_proxy_judges_by_the_tasks_own_score() -> None:
                    task="multilabel")
     network = Architecture((("ds_r1_k3_s1_c16",),), 16, 1, 0, "relu", 16, 3, 3)
     assert load_proxy({"min_steps": 40, "max_steps": 40}, data).evaluate(network).value > 0.8
+    with pytest.raises(ConfigError, match="do not move boxes"):
+        load_proxy({"mixup": 0.2}, data)  # and not the first trial
 
 
 def test_images_are_ranked_alike_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
