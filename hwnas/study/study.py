@@ -77,12 +77,10 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
 
 
 def check_resumable(url: str, identity: Mapping[str, str]) -> None:
-    """Raise StudyError if a key of `identity` has another value in the identity of the study in the file of `url`.
-
-    Call it before long work. A study on a server is not checked.
+    """Raise StudyError if a key of `identity` has another value in the identity of the study at `url`, or if its server
+    refuses. Call it before long work.
     """
-    study = _held(url) if sqlite_path(url) is not None else None
-    if study is not None:
+    if (study := _held(url)) is not None:
         old = identity_of(study)
         _compare({key: value for key, value in old.items() if key in identity}, dict(identity), url)
 

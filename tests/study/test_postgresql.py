@@ -21,7 +21,7 @@ from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, load_sampler,
 from hwnas.errors import ConfigError, StudyError, hidden
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import server_lock
-from hwnas.study.study import load_study, open_study, storage_of, study_lock
+from hwnas.study.study import check_resumable, load_study, open_study, storage_of, study_lock
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def opened(place: str, **options: Any) -> optuna.Study:
 
 def refusal(error: type[Exception], match: str, url: str, secret: str = SECRET) -> None:
     """Whoever opens the study at this URL is told so in one line, which does not hold the password."""
-    for command in (opened, load_study):
+    for command in (opened, load_study, lambda url: check_resumable(url, {})):
         with pytest.raises(error, match=match) as caught:
             command(url)
         assert "\n" not in str(caught.value)
