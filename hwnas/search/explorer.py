@@ -27,6 +27,7 @@ from hwnas.samplers.informed import Context
 from hwnas.search.deployments import VERIFIED, BestOf, CalibratedDeployment, Latency, model_of_all
 from hwnas.search.minutes import Clock, Pace, pace_of
 from hwnas.search.plan import Plan, making_of
+from hwnas.search.reuse import check_reusable
 from hwnas.study.candidate import SearchOptions
 from hwnas.study.objective import CAP_QUANTILE
 from hwnas.study.record import trial_rows
@@ -132,10 +133,13 @@ class Explorer(ABC):
 
 
 def load_data(plan: Plan, run: RunFolder, identity: Mapping[str, str], console: Console) -> Dataset:
-    """Load the images. StudyError, before any measuring, if the run's study is of others or of another `identity`."""
-    url = url_of(plan, run)
+    """Load the images. StudyError, before any measuring, if the run's study is of others or of another `identity`, or
+    if the study that is reused is of others."""
     dataset = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
-    check_resumable(url, {**_identity(plan, dataset), **identity})
+    identity = {**_identity(plan, dataset), **identity}
+    check_resumable(url_of(plan, run), identity)
+    if plan.reuse is not None:
+        check_reusable(plan.reuse, identity)
     return dataset
 
 

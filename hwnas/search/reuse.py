@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,16 @@ SAME = ("space", "data set", "accuracy")  # what accuracies depend on
 _KEPT = ("top1_proxy", "top1_std", "seed")
 
 
+def check_reusable(folder: Path, identity: Mapping[str, str]) -> None:
+    """Raise StudyError if the run in `folder` differs from this `identity`, or part of one, in what accuracies depend
+    on."""
+    before = identity_of(load_study(database_path(folder)))
+    for key in SAME:
+        if key in identity and before.get(key) != identity[key]:
+            raise StudyError(f"search.reuse={folder}: its {key} is {before.get(key)}, here it is {identity[key]}. "
+                             "Accuracies carry over between targets only. Leave search.reuse out.")
+
+
 def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict: Predict, options: SearchOptions
                  ) -> int:
     """Add the evaluated networks of the run in `folder` to `study` with this search's costs.
@@ -28,13 +39,8 @@ def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict:
     Returns the number of added networks; a second call adds none. They count as known, but not as evaluated here.
     Networks over the cap are left out. Raises StudyError if the runs differ in space, data set or accuracy.
     """
-    earlier = load_study(database_path(folder))
-    before, now = identity_of(earlier), identity_of(study)
-    for key in SAME:
-        if before.get(key) != now.get(key):
-            raise StudyError(f"search.reuse={folder}: its {key} is {before.get(key)}, here it is {now.get(key)}. "
-                             "Accuracies carry over between targets only. Leave search.reuse out.")
-    url = storage_of(study).url
+    check_reusable(folder, identity_of(study))
+    earlier, url = load_study(database_path(folder)), storage_of(study).url
     with study_lock(url), storage_errors(url):
         settled = find_settled(study.get_trials(deepcopy=False))
         usable = [trial for trial in earlier.get_trials(deepcopy=False) if outcome(trial) == EVALUATED

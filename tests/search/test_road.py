@@ -111,6 +111,20 @@ def test_a_study_of_another_space_is_refused_before_that_one_is_measured(tiny_ta
         Sampled.prepare(other, run, Console(quiet=True))
 
 
+def test_a_study_of_other_images_is_not_reused_and_that_is_known_before_measuring(tiny_table, tmp_path, monkeypatch):
+    tiny_table("epyc_int8")
+    given = ["+target=epyc_int8", "baselines=[]"]
+    first, other = RunFolder(tmp_path / "first"), RunFolder(tmp_path / "other")
+    first.path.mkdir()
+    Sampled.prepare(make_plan(compose("search", [*given, f"out={first.path}"]), Console(quiet=True)), first,
+                    Console(quiet=True))
+    monkeypatch.setattr(calibration, "latency_model", lambda *_: pytest.fail("it measures"))
+    plan = make_plan(compose("search", [*given, f"out={other.path}", f"search.reuse={first.path}", "seed=1"]),
+                     Console(quiet=True))
+    with pytest.raises(StudyError, match="its data set is"):
+        Sampled.prepare(plan, other, Console(quiet=True))
+
+
 def test_baselines_begin_with_the_pretrained_weights_that_are_there(hwnas_home, tmp_path, capsys):
     network = TimmNetwork(Baseline("test_efficientnet"), Shape(3, 32, 10))
     weights = dict(network.build().state_dict())
