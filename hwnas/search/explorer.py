@@ -161,7 +161,8 @@ def measure_pace(plan: Plan, dataset: Dataset, calibrated: Sequence[CalibratedDe
     if score is not None:
         console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
     n_files = min(VERIFIED, len(calibrated))
-    return replace(pace, making_s=n_files * pace.making_s, scoring_s=n_files * pace.scoring_s)
+    return replace(pace, making_s=n_files * pace.making_s, exporting_s=n_files * pace.exporting_s,
+                   scoring_s=n_files * pace.scoring_s)
 
 
 def search_options(plan: Plan, reference_ms: float) -> SearchOptions:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hwnas.data.dataset import subset
+from hwnas.data.dataset import Dataset, subset
 from hwnas.errors import BudgetError, CandidateError
 from hwnas.front.make import DECIDING, BuildSettings, make, steps_left
 from hwnas.front.rows import FrontRow
@@ -53,7 +53,7 @@ FORWARD = 3  # images that are answered in the time of training on one
 LEAST_MAKING_S = 1.0
 DRAWN = 4  # random networks whose steps are timed
 ASKING_S = 0.5  # of a trial, besides training and validating: the sampler and the database
-_FEW_IMAGES = 64  # of a split, if nothing is timed
+_FEW_IMAGES, _SOME_IMAGES = 64, 1024  # of a split: if nothing is timed, and by which answering all of them is timed
 _PROBED = 4  # steps, of which the first does not count
 LONG_LOOK_S = 0.5  # of steps that count; after so long, a training that is only timed is ended
 
@@ -86,14 +86,16 @@ class Clock:
 class Pace:
     """The speed of this machine: seconds of a training step by network id, and of making a network's files besides.
 
-    `answers` is the time of answering images after a training (validation, test), in steps. `scoring_s` are the seconds
-    of scoring a network in the deployment runtime and of compiling it to be timed. `done` has the steps that a trial
-    has trained networks for, by `trained_id`.
+    `answers` is the time of answering images after a training (validation, test), in steps. `exporting_s` are the
+    seconds of making the files of a network that is trained already. `scoring_s` are the seconds of scoring a network
+    in the deployment runtime and of compiling it to be timed. `done` has the steps that a trial has trained networks
+    for, by `trained_id`.
     """
 
     step_s: Mapping[str, float]
     making_s: float
     answers: float = 0.0
+    exporting_s: float = LEAST_MAKING_S
     scoring_s: float = COMPILING_S
     done: Mapping[str, int] = field(default_factory=dict)
 
@@ -142,24 +144,39 @@ def pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFolde
     once (STARTING_S). `score` returns the seconds of scoring them, if this is done elsewhere. `report` receives the
     share that is done.
     """
-    _make_of_few(network, making)
+    data, some = making.dataset, _take_few(making.dataset, _SOME_IMAGES, ("validation", "test"))
+    few = replace(_short(making), dataset=_take_few(data, _FEW_IMAGES, ("train", "validation", "test")))
+    with temporary_folder() as folder:
+        make(network, ModelFolder(Path(folder)), few)
     report(0.4)
     clock, stamps = Clock.start(0.0), _Stamps()
     with temporary_folder() as folder:
-        make(network, ModelFolder(Path(folder)), _short(making), stamps)
-        made_s = clock.spent_s
-        fp32_grades(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size, True))
+        make(network, ModelFolder(Path(folder)), replace(_short(making), dataset=some), stamps)
+        trained_s, made_s = stamps.at[-1] - clock.began, clock.spent_s
+        fp32_grades(ModelFolder(Path(folder)).onnx, some.at_size(network.shape.image_size, True))
         took_s = clock.spent_s
-        # The deployed file answers test and validation images, about as fast as fp32 has answered the test images.
-        scoring_s = (COMPILING_S + (1 + validated_share(making.dataset)) * (took_s - made_s) if score is None else
+        # The deployed file answers test and validation images, about as fast as fp32 has answered some test images.
+        answer_all_s = (took_s - made_s) * len(data.test) / max(1, len(some.test))
+        scoring_s = (COMPILING_S + (1 + validated_share(data)) * answer_all_s if score is None else
                      max(COMPILING_S, score(ModelFolder(Path(folder)))))
-    # `making_s` is what remains without the training steps and the answers after them.
-    data, batch = making.dataset, making.recipe.batch_for(len(making.dataset.train))
-    deciding = 2 * min(DECIDING, len(data.validation))  # by the last weights and by their average
-    answers = (deciding + len(data.test)) / (FORWARD * batch)
-    step_s = stamps.step_s * making.steps_in_a_step(network)
-    making_s = took_s - (_PROBED + answers) * step_s
-    return Pace({network.id: step_s}, max(LEAST_MAKING_S, making_s), answers, scoring_s=scoring_s)
+    # What remains without the training steps and the answers to some images after them. Of a trained network, nothing
+    # of its training counts.
+    step_s, batch = stamps.step_s * making.steps_in_a_step(network), making.recipe.batch_for(len(data.train))
+    answering_s = _answers(some, batch) * step_s
+    return Pace({network.id: step_s}, max(LEAST_MAKING_S, took_s - _PROBED * step_s - answering_s),
+                _answers(data, batch), max(LEAST_MAKING_S, took_s - trained_s - answering_s), scoring_s)
+
+
+def _answers(data: Dataset, batch: int) -> float:
+    """Return the time of answering images after a training, in steps of a batch. The last weights and their average
+    answer the validation images that decide."""
+    return (2 * min(DECIDING, len(data.validation)) + len(data.test)) / (FORWARD * batch)
+
+
+def _take_few(data: Dataset, n: int, parts: Sequence[str]) -> Dataset:
+    """Return a data set with at most about `n` images of some parts."""
+    splits = {part: getattr(data, part) for part in parts}
+    return replace(data, **{part: split.take(subset(split.labels, n, 0)) for part, split in splits.items()})
 
 
 def step_seconds(network: Network, making: BuildSettings, image_size: int | None = None) -> float:
@@ -183,15 +200,6 @@ def mean_step_seconds(networks: Sequence[Network], making: BuildSettings, image_
         except CandidateError:
             seconds.append(max(pace.step_s.values()))
     return float(np.mean(seconds))
-
-
-def _make_of_few(network: Network, making: BuildSettings) -> None:
-    data = making.dataset
-    train_images, validation, test = (split.take(subset(split.labels, _FEW_IMAGES, 0))
-                                      for split in (data.train, data.validation, data.test))
-    few = replace(data, train=train_images, validation=validation, test=test)
-    with temporary_folder() as folder:
-        make(network, ModelFolder(Path(folder)), replace(_short(making), dataset=few))
 
 
 def _short(making: BuildSettings) -> BuildSettings:

@@ -26,7 +26,6 @@ from hwnas.search.minutes import (
     ENDING_S,
     FEWEST_STEPS,
     FORWARD,
-    LEAST_MAKING_S,
     LEAST_SHARE,
     Clock,
     step_seconds,
@@ -83,10 +82,10 @@ class ObviousCuts(Explorer):
                 each.forget_invalid()
         calibrated = tuple(CalibratedDeployment(each.deployment, each, None) for each in measured)
         model, space = model_of_all(calibrated), plan.space
-        # The network in the middle of the multiply-adds gives the pace of making files.
+        # A network with few multiply-adds gives the pace of making files: most finalists have smaller images.
         by_macs = sorted(space.known.values(), key=lambda network: network.macs)
-        middle = plan.network(replace(by_macs[len(by_macs) // 2], image_size=max(space.image_sizes)))
-        pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, middle)
+        small = plan.network(replace(by_macs[len(by_macs) // 4], image_size=max(space.image_sizes)))
+        pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, small)
         began = time.monotonic()
         try:
             options = search_options(plan, answered(lambda: _slowest_ms(space, model), console))
@@ -218,7 +217,7 @@ class ObviousCuts(Explorer):
         plan, pace = self.plan, self.pace
         assert pace is not None
         # Files are made by several processes at once, and scored one after another.
-        return max(LEAST_MAKING_S, pace.making_s) / min(plan.parts + len(plan.baselines), plan.workers) + pace.scoring_s
+        return pace.exporting_s / min(plan.parts + len(plan.baselines), plan.workers) + pace.scoring_s
 
     def _new_length(self, console: Console) -> Length:
         """Return the length of a new race in minutes, with the known networks that have time for FEWEST_STEPS. Judging

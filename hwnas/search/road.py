@@ -227,7 +227,7 @@ def _in_time(explorer: Explorer, rows: Sequence[FrontRow], deployed: Sequence[Fr
                                   replace(making, begun={}))
         pace = replace(pace, done={id: start.steps for id, start in making.begun.items()})
     # Trained networks come first: they only need to be exported.
-    each_s = pace.scoring_s + pace.making_s / min(max(1, len(trained)), plan.workers)
+    each_s = pace.scoring_s + pace.exporting_s / min(max(1, len(trained)), plan.workers)
     more_s = OVERRUN * 60 * clock.minutes  # a trained network is worth more than the seconds of its export
     trained = affordable_of(trained, each_s, clock.left_s + more_s - reserve_s)
     if not untrained:

@@ -232,12 +232,13 @@ def test_only_files_of_tasks_with_pairs_are_given_time_for_validation_images() -
 def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making(px, told, clock, monkeypatch):
     made: list[Path] = []
 
-    def make(network: Any, folder: Any, making: Any, heard: Any) -> None:
+    def make(network: Any, folder: Any, making: Any, heard: Any = lambda *_: None) -> None:
         made.append(folder.path)
         clock.now += 3.0
         for step in range(4):
             clock.now += 0.5
             heard(step + 1, 4)
+        clock.now += 2.0
 
     def score(folder: Any) -> float:
         assert folder.path == made[-1]
@@ -246,15 +247,14 @@ def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making
 
     monkeypatch.setattr("hwnas.search.minutes.make", make)
     monkeypatch.setattr("hwnas.search.minutes.fp32_grades", lambda *args: 0.0)
-    monkeypatch.setattr(minutes, "_short", lambda making: making)
-    monkeypatch.setattr(minutes, "_make_of_few", lambda network, making: None)
-    data = SimpleNamespace(train=[0], validation=[], test=[], task="classification", at_size=lambda *_: None)
-    making = SimpleNamespace(dataset=data, recipe=SimpleNamespace(batch_for=lambda n: 1),
-                             steps_in_a_step=lambda network: 1.0)
-    network = SimpleNamespace(id="a", trained_id="a", shape=SimpleNamespace(image_size=8))
+    monkeypatch.setattr(minutes, "_take_few", lambda data, *_: data)
+    data: Any = SimpleNamespace(train=[0], validation=[], test=[], task="classification", at_size=lambda *_: None)
+    making = BuildSettings(data, replace(FULL_TRAINING, batch_size=1), 0, Target("xeon_int8", "openvino", "int8"))
+    network: Any = SimpleNamespace(id="a", trained_id="a", shape=SimpleNamespace(image_size=8), provenance={})
     pace, without = (minutes.pace_of(network, making, how) for how in (score, None))
     assert pace == replace(without, scoring_s=told)
-    assert len(made) == 2
+    assert (pace.making_s, pace.exporting_s) == (5.0, 2.0)
+    assert len(made) == 4
 
 
 @pytest.mark.parametrize(("seconds", "px", "least_px", "steps", "size"), [
