@@ -386,18 +386,22 @@ class Race:
 
     def _steps_of(self, line: Line, among: Sequence[Line]) -> float:
         """Return the steps that a line can have in the seconds that are left for the lines `among`, with it. Each has
-        as many seconds as the others, on smaller images SHRUNK times as many, but no more steps than the first."""
+        as many seconds as the others, on smaller images SHRUNK times as many, but no more steps than the first. If
+        nothing else could take the seconds that this leaves, all have more steps."""
         length, workers = self.length, self.course.workers
-        first_steps = 0 if self._first is None else self._first.steps
+        most_steps: float = 0 if self._first is None else self._first.steps
         left_s, most_s = self._left_for(len(among)), self.left_s
         if length.total_s is None:  # lines train side by side
             left_s *= min(workers, len(among))
         cost_s = {each.id: self.step_s(each.architecture) for each in among}
         weights = {each.id: self._weight(each, among) for each in among}
         shared = float(sum(weights.values()) + len(length.baselines_s))
-        # A line with as many steps as the first leaves the rest of its seconds to the others: the cheapest first.
-        for id in sorted(weights, key=lambda id: first_steps * cost_s[id] / weights[id]):
-            seconds = min(first_steps * cost_s[id] if first_steps else math.inf, left_s * weights[id] / shared)
+        if most_steps and length.total_s is None and not length.baselines_s and not any(
+                each.live and each is not self._first and each.id not in cost_s for each in self._unbeaten):
+            most_steps = max(most_steps, left_s / sum(cost_s.values()))
+        # A line with the most steps leaves the rest of its seconds to the others: the cheapest first.
+        for id in sorted(weights, key=lambda id: most_steps * cost_s[id] / weights[id]):
+            seconds = min(most_steps * cost_s[id] if most_steps else math.inf, left_s * weights[id] / shared)
             if id == line.id:
                 break
             left_s, shared = left_s - seconds, shared - weights[id]

@@ -143,6 +143,25 @@ def test_minutes_that_the_planned_networks_leave_go_into_further_ones(most_k: in
     assert seconds - spent[0] - (n - 3) * making_s >= 0.7 * n_baselines * min(each_s), "baselines have theirs"
 
 
+@pytest.mark.parametrize("n_baselines", [0, 1])
+def test_seconds_that_nothing_else_could_take_go_into_more_steps_than_the_first_had(n_baselines: int) -> None:
+    spent, seconds = [0.0], 400.0
+    course = course_of(None, k=8, n_smaller=0, baselines_s=[STEP_S] * n_baselines, left_s=lambda: seconds - spent[0])
+
+    def step_s(network: Architecture) -> float:
+        return STEP_S * (1.0 if network.id == WHOLE else 0.1)
+
+    known = [replace(each, step_s=step_s(each.architecture)) for each in course.known[:3]]
+    bench = Bench(replace(course, known=known), lambda architecture, rung: 0.99, step_s=step_s)
+    while steps := bench.race.steps():
+        bench.take(steps[0])
+        spent[0] = sum(seconds_of(bench).values())
+    n_steps = {line.id: line.steps for line in finished(bench)}
+    assert len(n_steps) == 3
+    assert (spent[0] > 0.95 * seconds) == (min(n_steps.values()) == n_steps[WHOLE] < max(n_steps.values())) == (
+        not n_baselines), "baselines have theirs"
+
+
 @pytest.mark.parametrize("slower", [1.5, 2.0, 3.0])
 def test_a_first_network_that_is_slower_than_measured_leaves_the_others_their_seconds(slower: float) -> None:
     """As on two cores, where its threads hinder one another."""
