@@ -107,37 +107,42 @@ class Range:
             counts = np.bincount(np.frexp(side.clip(0))[1].clip(0).ravel())
             octaves.update({bits: int(n) for bits, n in enumerate(counts) if n})
 
+    @property
+    def _least_bits(self) -> int:
+        """The least number of bits of a range: fractions may end at 1, whole numbers are of 8 bits or more."""
+        return 0 if self.modes == {"F"} else 8
+
     def levels(self) -> Levels:
-        """Return the range as whole bits, at least 8, or 0 to 1 for fractions in it. DataError for a mixture."""
+        """Return the range as whole bits: of fractions it may end at 1 and begin at -1. DataError for a mixture."""
         if len(self.modes) > 1:
             raise DataError("some images hold whole numbers of 16 or 32 bits, others fractions. Say which range "
                             "becomes 0 to 255: dataset.levels=[0,65536].")
-        if self.modes == {"F"} and self.least >= 0 and self.most <= 1:
-            return 0, 1
-        return -_power(-self.least) if self.least < 0 else 0, _power(np.floor(self.most) + 1)
+        bits = self._least_bits
+        end = 1 if bits == 0 and self.most <= 1 else _power(np.floor(self.most) + 1, bits)
+        return -_power(-self.least, bits) if self.least < 0 else 0, end
 
     def remark(self) -> str:
         """Return a remark if odd pixels spoil the range, otherwise an empty text. A few large ones, maybe defects, make
         all others dark. Ones below 0 that are alike, maybe a mark of missing values, make all others bright."""
-        first, end = self.levels()
+        (first, end), least = self.levels(), self._least_bits
         # 1. All values below 0 need the same number of bits, more than 8: probably a mark.
         if len(self.below) == 1 and max(self.below) > 8:
             return (f"{sum(self.below.values()):,} pixels of more than 8 bits are near {self.least:,g}, and no others "
                     f"below 0. If that marks missing values, set dataset.levels=[0,{end}]")
         # 2. Find the least number of bits that holds nearly all pixels; 8 times brighter is worth a remark.
         bits, beyond = max(self.octaves, default=0), 0
-        while bits > 8 and beyond + self.octaves[bits] <= _BRIGHT_SHARE * sum(self.octaves.values()):
+        while bits > least and beyond + self.octaves[bits] <= _BRIGHT_SHARE * sum(self.octaves.values()):
             beyond += self.octaves[bits]
             bits -= 1
-        if end < 8 << max(bits, 8):
+        if end < 8 << max(bits, least):
             return ""
         return (f"all but {beyond:,} pixels of more than 8 bits are below {1 << bits:,}, and those make the others "
                 f"dark. dataset.levels=[{first},{1 << bits}] makes them bright")
 
 
-def _power(value: float) -> int:
-    """Return the least power of two that is at least `value` and 256."""
-    return max(256, 1 << int(np.ceil(np.log2(max(value, 1)))))
+def _power(value: float, bits: int) -> int:
+    """Return the least power of two that is at least `value` and 2 to the power of `bits`."""
+    return 1 << max(bits, int(np.ceil(np.log2(max(value, 1)))))
 
 
 @dataclass(slots=True)
@@ -188,8 +193,10 @@ class Survey:
         lines = [f"{' to '.join(sizes)} px, {kinds}"]
         if self.levels is not None and any(mode[0] in "IF" for mode in self.modes):
             first, end = self.levels
-            scale = "" if end <= 1 else f", scaled by 1/{(end - first) / 256:g}"
-            lines.append(f"files of more than 8 bits use values from {first:,g} to {end - (end > 1):,g}{scale}")
+            is_fine = end - first < 256  # of fractions
+            scale = "" if is_fine else f", scaled by 1/{(end - first) / 256:g}"
+            last = end if is_fine or end <= 1 else end - 1
+            lines.append(f"files of more than 8 bits use values from {first:,g} to {last:,g}{scale}")
         texts = {ROTATED: f"images carry a rotation; {'turned upright' if upright else 'used as stored'}",
                  TRANSPARENT: "images can be transparent: seen on white",
                  FRAMED: "files have several frames: the first is used"}

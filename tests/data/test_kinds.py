@@ -78,6 +78,8 @@ KINDS: dict[str, tuple[bytes, str, np.ndarray, float]] = {  # file, ending, what
                                      ).replace(b"\x53\1\3\0\1\0\0\0\2", b"\x53\1\3\0\1\0\0\0\1"), "tif", RAMP, 1),
     "negative": (saved(Image.fromarray((RAMP.astype(np.int32) - 128) * 8), "TIFF"), "tif", RAMP, 1),
     "fractions": (saved(Image.fromarray((RAMP / 255).astype(np.float32)), "TIFF"), "tif", RAMP, 1),
+    "fractions around 0": (saved(Image.fromarray((RAMP / 127.5 - 1).astype(np.float32)), "TIFF"), "tif", RAMP, 1),
+    "fractions to 2": (saved(Image.fromarray((RAMP / 128).astype(np.float32)), "TIFF"), "tif", RAMP, 1),
     "fractions to 255": (saved(Image.fromarray(RAMP.astype(np.float32)), "TIFF"), "tif", RAMP, 0),
     "not a number": (saved(Image.fromarray(np.where(RAMP == 0, np.nan, RAMP / 255).astype(np.float32)), "TIFF"), "tif",
                      RAMP, 1),
@@ -169,11 +171,13 @@ def test_a_broken_pixel_that_makes_all_others_dark_is_a_remark(tmp_path: Path) -
 
 def test_a_mark_of_missing_values_that_makes_all_others_bright_is_a_remark(tmp_path: Path) -> None:
     marked = saved(Image.fromarray(np.where(RAMP == 0, -9999, RAMP.astype(np.int32) * 8)), "TIFF")
-    root = folder_of(tmp_path, marked, "tif")
+    root = folder_of(tmp_path / "whole", marked, "tif")
     remark, = load(root).remarks
     assert "192 pixels of more than 8 bits are near -9,999" in remark
     assert "dataset.levels=[0,2048]" in remark
     assert difference(load(root, levels=[0, 2048]).train.images[0], RAMP) <= 1
+    marked = saved(Image.fromarray(np.where(RAMP == 0, -9999, RAMP / 255).astype(np.float32)), "TIFF")
+    assert "dataset.levels=[0,1]" in load(folder_of(tmp_path / "fractions", marked, "tif")).remarks[0]
 
 
 def test_images_without_contrast_are_a_remark(tmp_path: Path) -> None:
