@@ -184,7 +184,7 @@ class BoxReader:
                 elif orientation > 1:
                     turned = turned or (each.path, orientation)
                 continue
-            if seen[::-1] == (round(each.width), round(each.height)):
+            if orientation >= _LYING and seen[::-1] == (round(each.width), round(each.height)):
                 raise DataError(f"{each.path}: {seen[0]} x {seen[1]} px, {each.width:g} x {each.height:g} in the "
                                 "annotations: its EXIF orientation turns it. Set dataset.upright="
                                 f"{str(not self.options.upright).lower()}.")
