@@ -123,9 +123,9 @@ class BoxReader:
                 ) -> Listing:
         """List the data set of these pictures. `files` say what is in them, too. DataError if there are none, or if one
         is missing, has other sizes than its annotation says, or is twice in a part."""
-        # 1. Check all that is known without decoding: units, files and sizes.
-        self._check_unit(parts)
+        # 1. Check all that is known without decoding: files, units and sizes.
         pictures_of = {part: self._present(part, pictures) for part, pictures in parts.items()}
+        self._check_unit(pictures_of)
         if not pictures_of.get("train"):
             raise DataError(f"{self.root}: no training image is there. Check dataset.root.")
         entries = {part: [Entry(str(each.path), state=state_of(os.stat(each.path))) for each in pictures]

@@ -150,6 +150,8 @@ FAULTS: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (lambda content: content["images"][1].update(file_name="0.png"), "is twice"),
     (lambda content: content["images"][1].update(file_name="../0.png"), "leads out of"),
     (lambda content: content["images"][1].update(file_name="gone.png"), "which is not there"),
+    (lambda content: [each.update(file_name=f"gone/{each['id']}", width=0, height=0) for each in content["images"]],
+     "and 11 more, which is not there"),
     (lambda content: content["images"][1].update(width=48, height=64), "Give the images that were annotated"),
     (lambda content: content["images"][1].update(width=0), "width and height"),
     (lambda content: content["categories"][0].update(name=""), "a category needs"),
