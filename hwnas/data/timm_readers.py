@@ -190,7 +190,8 @@ def _read_table(table: Any, where: str, input_key: str, target_key: str) -> Part
     if missing_columns := sorted({input_key, target_key} - {*table.column_names}):
         raise DataError(f"{where}: no column {missing_columns[0]!r} among {', '.join(table.column_names)}. Give "
                         "dataset.options.input_key=IMAGES dataset.options.target_key=LABELS with their names.")
-    images, lock = table.cast_column(input_key, datasets.Image(decode=False)), Lock()
+    # Without its other columns, as the package would decode all that are in a row: masks, sounds.
+    images, lock = table.select_columns([input_key]).cast_column(input_key, datasets.Image(decode=False)), Lock()
 
     def read(row: int) -> bytes:
         with lock:  # a table may be read by one thread at a time
@@ -200,4 +201,4 @@ def _read_table(table: Any, where: str, input_key: str, target_key: str) -> Part
         return bytes(image["bytes"] or Path(image["path"]).read_bytes())
 
     names = getattr(table.features.get(target_key), "names", None) or ()
-    return Part(list(images[target_key]), names, read)
+    return Part(list(table[target_key]), names, read)

@@ -156,6 +156,15 @@ def test_a_column_that_is_not_there_is_told(forms: dict[str, dict[str, Any]], fo
         load({**forms[form], "options": {key: "nowhere"}})
 
 
+def test_columns_beside_images_and_labels_are_not_decoded(forms: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    import datasets
+
+    rows = table()
+    rows.add_column("mask", [b"torn"] * len(rows)).cast_column("mask", datasets.Image()).save_to_disk(str(tmp_path))
+    data = load({"name": "timm:hfds", "root": str(tmp_path)})
+    np.testing.assert_array_equal(data.train.images, load(forms["saved"]).train.images)
+
+
 def test_copies_stay_in_one_part_in_each_form(tmp_path: Path) -> None:
     rows = table()
     twice = rows.from_dict({name: [*rows[name]] * 2 for name in rows.column_names}, features=rows.features)
