@@ -180,7 +180,7 @@ def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
                 raise DataError(f"{root}: split {split!r} {fault}. Rename it, or leave it out.")
             parts[name] = _read_table(table, str(root), *keys)
         return contents, parts
-    except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{root}: cannot be read as a data set ({one_line(error)}).") from None
 
 

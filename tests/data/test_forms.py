@@ -156,6 +156,11 @@ def test_a_column_that_is_not_there_is_told(forms: dict[str, dict[str, Any]], fo
         load({**forms[form], "options": {key: "nowhere"}})
 
 
+def test_a_column_of_numbers_is_no_images(forms: dict[str, dict[str, Any]]) -> None:
+    with pytest.raises(DataError, match="cannot be read as a data set"):
+        load({**forms["saved"], "options": {"input_key": "label"}})
+
+
 def test_columns_beside_images_and_labels_are_not_decoded(forms: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     import datasets
 
