@@ -24,6 +24,7 @@ from hwnas.lazy import PIL
 Labels = NDArray[np.int64]
 Selection = list[tuple[str, NDArray[np.int64]]]  # (part, rows of that part) of each set
 LEAST = {"train": 2, "validation": 1, "test": 1}  # images of each class in a set that is drawn
+MOST_PIXELS = 178_956_970  # of an image: Pillow opens none that is larger
 CLASSIFICATION, DETECTION = "classification", "detection"  # names of tasks: one class an image, and boxes in it
 
 
@@ -45,7 +46,7 @@ class DatasetOptions:
     test_fraction: float = option(0.2, above=0, below=0.8, help="of all images, where no test part is given")
     flip: bool = option(False, help="whether a mirrored image is still one of its class")
     download: bool = option(False, help="fetch it where it is missing")
-    max_pixels: int = option(50_000_000, low=64, high=178_956_970,
+    max_pixels: int = option(50_000_000, low=64, high=MOST_PIXELS,
                              help="width times height of an image at most; known before it is decoded")
     levels: tuple[float, float] | None = option(
         None, check=lambda pair: pair[0] < pair[1], what="two ascending numbers",

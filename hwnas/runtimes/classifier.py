@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwnas.data.dataset import CLASSIFICATION, DatasetOptions, Preparation, normalise, resize
+from hwnas.data.dataset import CLASSIFICATION, MOST_PIXELS, DatasetOptions, Preparation, normalise, resize
 from hwnas.data.decoding import Decoder, Source
 from hwnas.data.pixels import ALL_16_BITS
 from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError
@@ -122,7 +122,7 @@ class Classifier:
         done.
         """
         preparation = self.file.preparation
-        options = DatasetOptions("images", channels=preparation.channels, skip_unreadable=skip,
+        options = DatasetOptions("images", channels=preparation.channels, skip_unreadable=skip, max_pixels=MOST_PIXELS,
                                  levels=preparation.levels or ALL_16_BITS, upright=preparation.upright)
         decoder = Decoder({"images": sources}, preparation.channels, options, refuses_dark=preparation.levels is None,
                           whole=preparation.whole)

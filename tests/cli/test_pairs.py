@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 from deployment_fixtures import finish, measured, pictures, tiny_architecture, tiny_making
 from front_fixtures import make_pair
+from PIL import Image
 
 import hwnas
 from hwnas.__main__ import main
 from hwnas.data.dataset import Preparation
+from hwnas.data.decoding import LazyImage
 from hwnas.data.loading import load_dataset
 from hwnas.errors import BudgetError, ConfigError, DataError
 from hwnas.front.pairs import Pair, save_pairs
@@ -108,6 +111,16 @@ def test_networks_of_different_classes_are_no_pair() -> None:
     compiled: Any = None
     with pytest.raises(ConfigError, match=r"a\.onnx and b\.onnx know different classes"):
         Cascade(Classifier(file, compiled), Classifier(other, compiled), 0.5)
+
+
+def test_images_may_be_as_large_as_pillow_opens() -> None:
+    class Bright:
+        def logits(self, images: np.ndarray) -> np.ndarray:
+            return np.eye(2, dtype=np.float32)[(images.mean((1, 2, 3)) > 0).astype(int)]
+
+    file, compiled = ModelFile(Path("a.onnx"), Preparation(True, (16,), 1), (0.5,), (0.5,), ("ash", "beech")), Bright()
+    answer, = Classifier(file, compiled).answers([LazyImage("large", partial(Image.new, "1", (8000, 8000), 1))])
+    assert [each.label for each in answer] == ["beech"]
 
 
 def test_the_best_on_average_may_be_a_pair_and_within_a_limit_its_worst_case_counts(here: Path) -> None:
