@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
@@ -46,20 +47,20 @@ _BUILT_IN = {**_ANYBODYS, "digit_scenes": digit_scenes, "digits": digits, "fashi
 
 
 def inspect_dataset(config: Config) -> DatasetInfo:
-    """Return channels, classes and native size, without decoding images. Raises DataError as `load_dataset`."""
-    return _listing(DatasetOptions.from_config(config)).info
+    """Return channels, classes and native size, without decoding images.
 
-
-def list_classes(config: Config, seed: int) -> Sequence[str]:
-    """Return the names of the classes, in the order of labels, without decoding images.
-
-    Raises DataError if the data set cannot be listed, or if a class has too few images to be split. Copies count here,
-    and a single class passes: `load_dataset` refuses more.
+    Raises DataError as `load_dataset`, but for images that are not looked at, and for classes that are too small only
+    without copies.
     """
     options = DatasetOptions.from_config(config)
     listing = _listing(options)
-    split(listing.parts, listing.class_names, options, seed, listing.where)
-    return listing.class_names
+    _split(listing, options, 0)
+    return listing.info
+
+
+def list_classes(config: Config) -> Sequence[str]:
+    """Return the names of the classes, in the order of labels, without decoding images."""
+    return _listing(DatasetOptions.from_config(config)).class_names
 
 
 def identify_images(config: Config, seed: int) -> str:
@@ -88,15 +89,10 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
     """
     options = DatasetOptions.from_config(config)
     listing = _listing(options)
-    if len(listing.class_names) < 2 and listing.boxes is None:
-        raise DataError(f"{listing.where}: one class only ({', '.join(listing.class_names)}). Nothing can be learnt. "
-                        "Give a data set with at least two classes.")
-    # 1. Split. Images with boxes are drawn as one class, as they have none of their own.
-    size = options.image_size or image_size
+    # 1. Split.
+    size, strata = options.image_size or image_size, _strata(listing)
     part_keys = listing.keys() if listing.keys is not None else None
-    strata = listing.class_names if listing.boxes is None else ("of any class",)
-    rows_of_set = split(listing.parts, strata, options, seed, listing.where,
-                        None if part_keys is None else part_keys["train"])
+    rows_of_set = _split(listing, options, seed, None if part_keys is None else part_keys["train"])
     names = ("train", "validation", "test")
     for name, n in most.items():
         part, rows = rows_of_set[name]
@@ -131,6 +127,20 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         fingerprint=_fingerprint(listing, options, size, seed, split_facts), left_out=dict(listing.left_out),
         preparation=_preparation(listing, size, options), title=_title(options), remarks=tuple(remarks),
         kinds=tuple(kinds), task=listing.info.task)
+
+
+def _split(listing: Listing, options: DatasetOptions, seed: int, keys: Sequence[str] | None = None
+           ) -> dict[str, tuple[str, NDArray[np.int64]]]:
+    """Run `split` on a data set. DataError if it has one class only, too."""
+    if len(listing.class_names) < 2 and listing.boxes is None:
+        raise DataError(f"{listing.where}: one class only ({', '.join(listing.class_names)}). Nothing can be learnt. "
+                        "Give a data set with at least two classes.")
+    return split(listing.parts, _strata(listing), options, seed, listing.where, keys)
+
+
+def _strata(listing: Listing) -> Sequence[str]:
+    """Return the names of the classes by which sets are drawn; of images with boxes all count as one."""
+    return listing.class_names if listing.boxes is None else ("of any class",)
 
 
 def _check_set(decoded: Split, name: str, part: str, where: str, classes: Sequence[str]) -> None:

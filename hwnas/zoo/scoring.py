@@ -70,7 +70,7 @@ class Scoring:
                             "images with one class each.")
         if info.channels != 3:
             raise DataError(f"{info.name}: networks of ImageNet take images of 3 channels. Add dataset.channels=3.")
-        self.classes = imagenet_classes(list_classes(self.dataset, self.seed), info.name)
+        self.classes = imagenet_classes(list_classes(self.dataset), info.name)
         self.identity = identify_images(self.dataset, self.seed)
         # The weights of a network by its name, and the padding that they need; each file is read once.
         self._find_start = cache(lambda name: find_pretrained(name, self.pretrained, 3))

@@ -336,8 +336,11 @@ def test_every_file_is_read_or_counted_by_reason(tmp_path: Path) -> None:
 def test_what_cannot_be_learnt_from_is_refused_and_its_right_place_named(tmp_path: Path, classes: dict[str, int],
                                                                          said: str) -> None:
     (tmp_path / "here").mkdir()
+    root = fill(tmp_path / "here", classes)
     with pytest.raises(DataError, match=said):
-        load(fill(tmp_path / "here", classes))
+        load(root)
+    with pytest.raises(DataError, match=said):  # before anything is timed
+        inspect_dataset({"name": "imagefolder", "root": str(root)})
 
 
 def test_folders_in_classes_are_read_unless_all_hold_the_same_images(tmp_path: Path) -> None:
