@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.data.contents import state_of
-from hwnas.data.dataset import DatasetOptions, Listing
+from hwnas.data.dataset import MULTILABEL, DatasetOptions, Listing
 from hwnas.data.folder import Entry, is_image, is_left_behind, list_files
 from hwnas.data.pixels import TORN
 from hwnas.errors import DataError
@@ -58,6 +58,14 @@ class BoxReader:
     n_boxes: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
+
+    def leaves_out(self, mark: str) -> bool:
+        """Return whether a box with this mark is left out, and count it. If classes alone are asked for, none is: a
+        crowd is in its image, too."""
+        if self.options.task == MULTILABEL:
+            return False
+        self.odd[f"{mark}, left out"] += 1
+        return True
 
     def check_box(self, where: str, label: int, corners: Sequence[object], width: float, height: float
                   ) -> tuple[int, float, float, float, float] | None:

@@ -162,8 +162,7 @@ def _pictures(reader: BoxReader, content: Mapping[str, list[Any]], path: Path, p
         if image is None or label is None:
             field = "image_id" if image is None else "category_id"
             raise DataError(f"{where} is of {field} {entry.get(field)!r}, which the file does not have. Mend it.")
-        if entry.get("iscrowd") not in (None, 0, "0", ""):
-            reader.odd["of a crowd, left out"] += 1
+        if entry.get("iscrowd") not in (None, 0, "0", "") and reader.leaves_out("of a crowd"):
             continue
         box = entry["bbox"]
         corners = [*box[:2], box[0] + box[2], box[1] + box[3]] if len(box) == 4 and all(

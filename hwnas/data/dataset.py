@@ -25,7 +25,8 @@ Labels = NDArray[np.int64]
 Selection = list[tuple[str, NDArray[np.int64]]]  # (part, rows of that part) of each set
 LEAST = {"train": 2, "validation": 1, "test": 1}  # images of each class in a set that is drawn
 MOST_PIXELS = 178_956_970  # of an image: Pillow opens none that is larger
-CLASSIFICATION, DETECTION = "classification", "detection"  # names of tasks: one class an image, and boxes in it
+# Names of tasks: one class an image, boxes in it, and the classes of these boxes.
+CLASSIFICATION, DETECTION, MULTILABEL = "classification", "detection", "multilabel"
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,7 @@ class _Marked(NamedTuple):
             folder, self.name, str(self.path))
         width, height = self.sides if any(self.sides) else reader.size_of(path)
         for name, corners, counts in self.objects:
-            if not counts:
-                reader.odd["that are marked as difficult, left out"] += 1
+            if not counts and reader.leaves_out("that are marked as difficult"):
                 continue
             clipped_box = reader.check_box(str(self.path), places[name], corners, width, height)
             if clipped_box is not None:

@@ -182,6 +182,19 @@ def test_boxes_without_area_or_outside_are_left_out_and_counted(tmp_path: Path) 
     assert boxes[boxes[:, 0] >= 0].max() <= 1
 
 
+@pytest.mark.parametrize("name", ["coco", "voc"])
+def test_crowds_and_difficult_objects_are_in_their_images_and_are_not_to_be_detected(tmp_path: Path, name: str) -> None:
+    def change(content: dict[str, Any]) -> None:
+        for each in content["annotations"]:
+            each["iscrowd"] = int(each["image_id"] == 0)
+
+    root = write_coco(tmp_path, PARTS, change) if name == "coco" else write_voc(tmp_path, PARTS)
+    for path in root.glob("Annotations/*0.xml"):
+        path.write_text(path.read_text().replace("<difficult>0", "<difficult>1"))
+    assert load(name, root).test.targets[0].max() == -1
+    assert load(name, root, task="multilabel").test.targets[0].max() > -1
+
+
 def test_two_images_are_too_few(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least"):
         load("coco", write_coco(tmp_path, {"train": 2}))
