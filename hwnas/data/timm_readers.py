@@ -178,7 +178,7 @@ def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
             if (name := PART_OF.get(split.lower())) is None or name in parts:
                 fault = "is none of train, validation and test" if name is None else "means the same as another one"
                 raise DataError(f"{root}: split {split!r} {fault}. Rename it, or leave it out.")
-            parts[name] = _read_table(table, str(root), *keys)
+            parts[name] = _read_table(table.with_format(None), str(root), *keys)  # plain values
         return contents, parts
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{root}: cannot be read as a data set ({one_line(error)}).") from None

@@ -209,7 +209,8 @@ def test_parts_may_count_their_classes_in_another_order(tmp_path: Path) -> None:
     turned = rows.map(lambda row: {"label": len(names) - 1 - row["label"]}).cast_column(
         "label", datasets.ClassLabel(names=names[::-1]))
     for name, test in (("same", rows), ("turned", turned)):
-        datasets.DatasetDict({"train": rows, "test": test}).save_to_disk(str(tmp_path / name))
+        parts = datasets.DatasetDict({"train": rows, "test": test})
+        parts.with_format("numpy" if name == "turned" else None).save_to_disk(str(tmp_path / name))
     same, other = (load({"name": "timm:hfds", "root": str(tmp_path / name)}) for name in ("same", "turned"))
     assert other.class_names == same.class_names
     assert np.array_equal(other.test.labels, same.test.labels)
