@@ -129,7 +129,7 @@ def _read_tar(path: Path) -> Part:
     places = sorted(place for place in images if not any(map(is_left_behind, place.parts)))
     if not places:
         raise ValueError("it has none")
-    # 2. Refuse files whose folders are no classes: none at all, parts, or two of the same name.
+    # 2. Refuse files whose folders are no classes: none at all, parts, two of one name, or one inside of another.
     if is_web or all(len(place.parts) == 1 for place in places):
         raise DataError(f"{path}: its images are in no folders, which are the classes (a WebDataset, whose labels are "
                         "files, is not read). Unpack it into a folder for each class.")
@@ -143,6 +143,11 @@ def _read_tar(path: Path) -> Part:
     if twins := next((sorted(each) for each in folders.values() if len(each) > 1), None):
         raise DataError(f"{path}: {twins[0]}/ and {twins[1]}/ would be one class, as the last folder is a file's "
                         "class. Rename one, or unpack it and give the folder.")
+    parents = {place.parent for place in places}
+    if inner := next((each for each in sorted(parents) if parents & {*each.parents}), None):
+        outer = next(each for each in inner.parents if each in parents)
+        raise DataError(f"{path}: {outer}/ and {inner}/ in it both hold images, and would be two classes. Move the "
+                        "images of one, or unpack it and give the folder.")
 
     def read(row: int) -> bytes:
         start, size = images[places[row]]

@@ -134,7 +134,8 @@ def test_a_tar_file_is_read_as_its_folder_would_be(tmp_path: Path) -> None:
         assert sum(map(len, (data.train, data.validation, data.test))) == len(LABELS)
     whole = (tmp_path / "x.tar").read_bytes()
     for inside, place, said in (("x", "Test", "Test/ and train/ would be mixed"),
-                                ("x/nut", "old/bolt", "old/bolt/ and train/bolt/ would be one class")):
+                                ("x/nut", "old/bolt", "old/bolt/ and train/bolt/ would be one class"),
+                                ("x/nut", "train/nut/old", "train/nut/ and train/nut/old/ in it both hold images")):
         (tmp_path / "x.tar").write_bytes(whole)
         with tarfile.open(tmp_path / "x.tar", "a") as tar:
             tar.add(tmp_path / inside, arcname=place)
