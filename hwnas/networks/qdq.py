@@ -312,7 +312,7 @@ class _Inserter:
         input_scale = self.scales[node.input[0]][0]
         bias = None
         if len(node.input) > 2 and node.input[2] in self.graph.weights:
-            bias = onnx.numpy_helper.to_array(self.graph.weights[node.input[2]])
+            bias = onnx.numpy_helper.to_array(self.graph.weights[node.input[2]]).reshape(-1)  # [1, n] in some files
         # One scale per output channel, so that its largest weight becomes the largest integer.
         scale = np.abs(weight).reshape(len(weight), -1).max(1) / self.largest
         if bias is not None:  # with tiny weights in a channel, the integers of its bias could exceed int32

@@ -315,8 +315,11 @@ def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
 
 def _lay_out_weights(proto: ModelProto) -> None:
     """Rewrite the weights of layers as torch writes them, so that all are quantised: other exporters write some as
-    constant nodes, and the weights of linear layers as [in, out]."""
+    constant nodes, and the weights of linear layers as [in, out], and name weights as inputs, too."""
     graph = Graph(proto)
+    for value in [value for value in proto.graph.input if value.name in graph.weights]:
+        proto.graph.input.remove(value)
+    proto.ir_version = max(proto.ir_version, 4)  # before it, every weight had to be an input
     for node in [node for node in proto.graph.node if node.op_type in ("Conv", "MatMul", "Gemm")]:
         if graph.kind(node.input[1]) == "Constant" and node.input[1] not in graph.weights:
             value = np.asarray(graph.constant(node.input[1]))

@@ -83,17 +83,22 @@ def foreign_file(path: Path, **changes: bool) -> Path:
                   make("Reshape", ["g", "t"], ["f"], name="reshape")]
     else:
         nodes += [make("Flatten", ["g"], ["f"], name="flatten")]
-    nodes += [make("Gemm", ["f", "w3"], ["logits"], name="fc")]
+    row = onnx.numpy_helper.from_array(rng.standard_normal((1, 10)).astype(np.float32), "row")
+    nodes += [make("Gemm", ["f", "w3", *["row"] * changes.get("adds_row", False)], ["logits"], name="fc")]
     ends = [onnx.helper.make_tensor_value_info("logits", float_, ["batch", 10])]
     if changes.get("shows_map"):
         ends.append(onnx.helper.make_tensor_value_info("r1", float_, ["batch", 8, 32, 32]))
+    weights = [w1, w3, row, *numbers]
+    more = [onnx.helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims) for weight in weights]
     graph = onnx.helper.make_graph(nodes, "g", [onnx.helper.make_tensor_value_info(
-        "images", float_, ["batch", 1, 32, 32])], ends, [w1, w3, *numbers])
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), str(path))
+        "images", float_, ["batch", 1, 32, 32]), *more * changes.get("weights_are_inputs", False)], ends, weights)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=(
+        3 if changes.get("weights_are_inputs") else 8)), str(path))
     return path
 
 
-@pytest.mark.parametrize("changes", [{}, {"adds_sides": True}, {"shows_map": True}], ids=lambda each: "".join(each))
+@pytest.mark.parametrize("changes", [{}, {"adds_sides": True}, {"shows_map": True}, {"adds_row": True},
+                                     {"weights_are_inputs": True}], ids=lambda each: "".join(each))
 def test_every_layer_of_another_exporters_file_is_quantised(tmp_path: Path, changes: dict[str, bool]) -> None:
     given = foreign_file(tmp_path / "fp32.onnx", **changes)
     made = quantize_static(given, tmp_path / "int8.onnx", IMAGES)
