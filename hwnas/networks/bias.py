@@ -49,11 +49,10 @@ def find_mean_errors(int8: ModelProto, fp32: ModelProto, images: NDArray[np.floa
         names.append(name)
     # 2. The mean error of each output channel, over all images and the pixels of a map. A layer may have more rows than
     # there are images.
-    session, input_name = session_of(both, names, threads)
+    run, _ = session_of(both, names, threads)
     sums, counts = [0.0] * len(names), [0] * len(names)
     for start in range(0, len(images), _AT_ONCE):
-        batch = np.ascontiguousarray(images[start:start + _AT_ONCE], np.float32)
-        for at, part in enumerate(session.run(names, {input_name: batch})):
+        for at, part in enumerate(run(images[start:start + _AT_ONCE])):
             sums[at] += part.reshape(*part.shape[:2]).sum(0, dtype=float)
             counts[at] += len(part)
     return {layer.name: np.asarray(total / n) for layer, total, n in zip(layers, sums, counts, strict=True)}

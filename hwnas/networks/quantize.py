@@ -292,7 +292,7 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
 
 def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
     """Read an ONNX network that can be quantised. Raises QuantizeError, which calls it `label` or its path, if it is
-    torn, old, int8 already or has unnamed nodes."""
+    torn, old, int8 or of 16 bits already, or has branches, loops or unnamed nodes."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     label = label or os.fspath(path)
@@ -305,6 +305,12 @@ def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
         raise QuantizeError(f"{label} has opset {opset}; per-channel weights need {MIN_OPSET}. Export again.")
     if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
         raise QuantizeError(f"{label} is quantised already; give the fp32 file.")
+    if any(weight.data_type in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+           for weight in proto.graph.initializer):
+        raise QuantizeError(f"{label} holds weights of 16 bits; give the fp32 file.")
+    if inner := [node.op_type for node in proto.graph.node if any(each.HasField("g") for each in node.attribute)]:
+        raise QuantizeError(f"{label} holds a graph inside of {inner[0]}, and only plain graphs are quantised. Export "
+                            "it with fixed sides, and without branches and loops.")
     names = [node.name for node in proto.graph.node]
     if len(set(names)) < len(names) or "" in names:
         raise QuantizeError(f"{label} has nodes without a name of their own; "
@@ -425,10 +431,10 @@ def activation_ranges(proto: ModelProto, images: NDArray[np.float32], methods: S
     sources = {name: range_source(graph, name) for name in quantised_tensors(graph, tuned_for)}
     inside = sorted({source for source in sources.values() if source in graph.producer})
     statistics = {name: _Seen() for name in set(sources.values())}
-    session, input_name = session_of(proto, inside, threads)
+    run, input_name = session_of(proto, inside, threads)
     for start in range(0, len(images), BATCH):
-        batch = np.ascontiguousarray(images[start : start + BATCH], dtype=np.float32)
-        for name, values in zip(inside, session.run(inside, {input_name: batch}), strict=True):
+        batch = images[start : start + BATCH]
+        for name, values in zip(inside, run(batch), strict=True):
             if not np.isfinite(values).all():
                 raise QuantizeError(f"activation {name} is not finite on the calibration images; was the network "
                                     "trained?")

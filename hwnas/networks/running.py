@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 BATCH = 32  # images at once
 
 
-def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any, str]:
-    """Return an ONNX Runtime session of a copy of the network whose outputs are `tensors`, and the input's name."""
+def session_of(proto: ModelProto, tensors: list[str], threads: int
+               ) -> tuple[Callable[[NDArray[np.float32]], list[NDArray[Any]]], str]:
+    """Return a call that gives the values of `tensors` on images [n, ...], as ONNX Runtime computes them, and the name
+    of the network's input. QuantizeError if it cannot be run, also of the call."""
     ort = import_onnxruntime()
     copy = deepcopy(proto)
     del copy.graph.output[:]
@@ -31,13 +34,20 @@ def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any
         session = ort.InferenceSession(copy.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class
         raise QuantizeError(f"ONNX Runtime cannot run the fp32 network: {one_line(error)}") from error
-    return session, str(session.get_inputs()[0].name)
+    input_name = str(session.get_inputs()[0].name)
+
+    def run(images: NDArray[np.float32]) -> list[NDArray[Any]]:
+        try:
+            return list(session.run(tensors, {input_name: np.ascontiguousarray(images, np.float32)}))
+        except Exception as error:  # as above: a file may fix the number of images inside of it
+            raise QuantizeError(f"ONNX Runtime cannot run the network on {len(images)} images at a time: "
+                                f"{one_line(error)}") from error
+
+    return run, input_name
 
 
 def logits_of(proto: ModelProto, images: NDArray[np.float32], threads: int) -> NDArray[np.float64]:
     """Return the network's first output on `images`, [n, ...], as ONNX Runtime computes it."""
-    output = str(proto.graph.output[0].name)
-    session, input_name = session_of(proto, [output], threads)
-    parts = [session.run([output], {input_name: np.ascontiguousarray(images[start : start + BATCH], np.float32)})[0]
-             for start in range(0, len(images), BATCH)]
+    run, _ = session_of(proto, [str(proto.graph.output[0].name)], threads)
+    parts = [run(images[start : start + BATCH])[0] for start in range(0, len(images), BATCH)]
     return np.concatenate(parts).astype(np.float64)

@@ -339,3 +339,28 @@ def test_errors_are_of_the_candidate_and_name_the_file(fp32: Path, tmp_path: Pat
     with pytest.raises(ValueError, match="method"):
         quantize_static(fp32, out, None, method="best")  # type: ignore[arg-type]
     assert not out.exists()
+
+
+def test_what_of_another_exporters_file_cannot_be_quantised_is_said(tmp_path: Path) -> None:
+    whole, make = onnx.load(str(foreign_file(tmp_path / "whole.onnx"))), onnx.helper.make_node
+
+    def halve(network: onnx.ModelProto) -> None:
+        network.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((8, 1, 3, 3), np.float16), "w1"))
+
+    def branch(network: onnx.ModelProto) -> None:
+        inner = onnx.helper.make_graph([make("Identity", ["r1"], ["x"], name="x")], "inner", [], [
+            onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None)])
+        network.graph.node.append(make("If", ["i1"], ["y"], name="if", then_branch=inner, else_branch=inner))
+
+    def hold_one_image(network: onnx.ModelProto) -> None:
+        network.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 8]), "sides"))
+        node = next(node for node in network.graph.node if node.name == "flatten")
+        node.CopyFrom(make("Reshape", ["g", "sides"], ["f"], name="flatten"))
+
+    for change, why in ((halve, "16 bits"), (branch, "inside of If"), (hold_one_image, "32 images at a time")):
+        network = onnx.ModelProto()
+        network.CopyFrom(whole)
+        change(network)
+        onnx.save(network, str(tmp_path / "fp32.onnx"))
+        with pytest.raises(QuantizeError, match=why):
+            quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", IMAGES)
