@@ -96,8 +96,9 @@ class Graph:
         stream, of which a layer norm reads an input or the result, do not count: a few values there are so large that
         the others vanish in 255 steps."""
         return node.op_type == "Add" and self.maps.issuperset(node.input) and not any(
-            reader.op_type == "LayerNormalization" for name in (*node.input, node.output[0])
-            for reader in self.consumers.get(name, []))
+            reader.op_type == "LayerNormalization" or (  # before opset 17 it begins with a map less its mean
+                reader.op_type == "Sub" and self.kind(reader.input[1]) == "ReduceMean")
+            for name in (*node.input, node.output[0]) for reader in self.consumers.get(name, []))
 
     def multiplies_maps(self, node: NodeProto) -> bool:
         """Return whether `node` multiplies two maps or a map and its gate; not by a constant, nor in a GELU or gate."""

@@ -127,6 +127,18 @@ def test_all_layers_run_in_int8_and_the_stream_has_no_pairs(name: str, runtime: 
     assert ("norm" in norm, [name.split("/")[1] for name in layers]) == (True, ["head"])
 
 
+def test_the_stream_of_another_exporters_file_has_no_pairs_either() -> None:
+    make = onnx.helper.make_node  # a layer norm as files before opset 17 have it: less the mean, over the deviation
+    nodes = [make("MatMul", ["tokens", "w"], ["a"]), make("Add", ["tokens", "a"], ["stream"], "stream"),
+             make("ReduceMean", ["stream"], ["mean"], axes=[-1]), make("Sub", ["stream", "mean"], ["apart"]),
+             make("MatMul", ["apart", "w"], ["b"]), make("Add", ["stream", "b"], ["more"], "more"),
+             make("MatMul", ["more", "w"], ["c"]), make("Add", ["b", "c"], ["sum"], "sum")]
+    graph = onnx.helper.make_graph(nodes, "g", [onnx.helper.make_tensor_value_info(
+        "tokens", onnx.TensorProto.FLOAT, ["batch", 4, 8])], [], [onnx.numpy_helper.from_array(np.eye(8), "w")])
+    whole = Graph(onnx.helper.make_model(graph))
+    assert [node.name for node in nodes if whole.adds_maps(node)] == ["sum"]
+
+
 def test_operations_of_attention_are_counted() -> None:
     model: Any = original(NAME, 3, 10, PX)
     tokens, width = 4 * 4 + model.num_prefix_tokens, model.embed_dim
