@@ -303,7 +303,7 @@ def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
     opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     if opset < MIN_OPSET:
         raise QuantizeError(f"{label} has opset {opset}; per-channel weights need {MIN_OPSET}. Export again.")
-    if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
+    if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in proto.graph.node):
         raise QuantizeError(f"{label} is quantised already; give the fp32 file.")
     if any(weight.data_type in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
            for weight in proto.graph.initializer):

@@ -16,6 +16,7 @@ import numpy as np
 
 from hwnas.errors import FileError, UserError, one_line
 from hwnas.runtimes.runtime import (
+    INTEGER,
     BoundCall,
     Execution,
     NodeTime,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import NodeProto
 
-_INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
+_INT8 = (*INTEGER, "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
 _FLOAT = ("Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
 WEIGHTED = (*_INT8, *_FLOAT)  # convolutions and matrix products, as ONNX Runtime names them
 _SUFFIX = "_kernel_time"

@@ -38,6 +38,7 @@ _BUILT_IN = {
     "litert": ("hwnas.runtimes.litert", "LiteRtRuntime"),
 }
 _UNITS = {"cpu": "CPU", "cuda": "GPU"}
+INTEGER = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger")  # of files without pairs
 _MIN_HONOURED = 0.5  # least share of nodes that run in the forced precision; fp32 allows no exception
 _CHUNK = 512  # images normalised at a time
 MAX_BOOKKEEPING_MS = 0.003  # most that it costs to time one node
@@ -272,10 +273,12 @@ def quickest_means(times_ms: Sequence[Sequence[float]]) -> list[float]:
 
 
 def quantised_in_file(onnx_path: str | os.PathLike[str]) -> int:
-    """Count the convolutions and matrix products of an ONNX file whose data and weights are both dequantised."""
+    """Count the convolutions and matrix products of an ONNX file that are INTEGER operators, or whose data and weights
+    are both dequantised."""
     nodes = nodes_of(onnx_path)
     dequantised = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
-    return sum(node.op_type in ("Conv", "Gemm", "MatMul") and set(node.input[:2]) <= dequantised for node in nodes)
+    return sum(node.op_type in INTEGER or (
+        node.op_type in ("Conv", "Gemm", "MatMul") and set(node.input[:2]) <= dequantised) for node in nodes)
 
 
 def nodes_of(onnx_path: str | os.PathLike[str]) -> list[onnx.NodeProto]:

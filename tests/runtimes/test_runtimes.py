@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import timm
 import torch
 
-from hwnas.errors import CandidateError, TargetError, UnknownName, UserError
+from hwnas.errors import CandidateError, QuantizeError, TargetError, UnknownName, UserError
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import needs_narrow_weights, quantize_static, tuning_of
 from hwnas.runtimes.child import probe_model, serve
@@ -106,6 +107,26 @@ def test_files_of_the_wrong_kind_are_refused(files: dict[str, Path], runtime: st
         load_runtime(runtime).compile(files["fp32"], Target("t", runtime, "int8"))
     with pytest.raises(CandidateError, match="is quantised"):
         load_runtime(runtime).compile(files["int8"], Target("t", runtime, "fp32"))
+
+
+def test_a_file_of_integer_operators_without_pairs_is_quantised(tmp_path: Path) -> None:
+    """As ONNX Runtime quantises with ranges of each call."""
+    make, float_, path = onnx.helper.make_node, onnx.TensorProto.FLOAT, tmp_path / "dynamic.onnx"
+    nodes = [make("DynamicQuantizeLinear", ["images"], ["q", "scale", "zero"]),
+             make("MatMulInteger", ["q", "w", "zero"], ["sums"]), make("Cast", ["sums"], ["values"], to=float_),
+             make("Mul", ["scale", "scale_of_w"], ["factor"]), make("Mul", ["values", "factor"], ["logits"])]
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(
+        nodes, "g", [onnx.helper.make_tensor_value_info("images", float_, ["batch", 8])],
+        [onnx.helper.make_tensor_value_info("logits", float_, ["batch", 4])],
+        [onnx.numpy_helper.from_array(np.ones((8, 4), np.int8), "w"),
+         onnx.numpy_helper.from_array(np.ones(1, np.float32), "scale_of_w")]),
+        opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), str(path))
+    runtime = load_runtime("onnxruntime")
+    assert runtime.compile(path, Target("t", "onnxruntime", "int8")).execution.precisions == {"int8": 1}
+    with pytest.raises(CandidateError, match="is quantised"):
+        runtime.compile(path, Target("t", "onnxruntime", "fp32"))
+    with pytest.raises(QuantizeError, match="quantised already"):
+        quantize_static(path, tmp_path / "int8.onnx", None)
 
 
 def test_who_gives_a_file_that_openvino_cannot_compile_reads_the_precision_and_a_way_on(tmp_path: Path) -> None:
