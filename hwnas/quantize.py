@@ -109,8 +109,10 @@ def _images(options: QuantizeOptions, proto: ModelProto, shape: Sequence[int], c
         raise DataError(f"{info.name} is for {info.task}, and hwnas quantize judges networks that give each image one "
                         "class. Give such images; hwnas search quantises the others.")
     if len(shape) != 3 or shape[1] != shape[2] or info.channels != shape[0]:
+        remedy = ("Export it with the channels first" if len(shape) == 3 and shape[2] == info.channels
+                  else "Give the data set that it was trained on")
         raise DataError(f"{options.model} takes images of {'×'.join(map(str, shape))}; {info.name} has square ones of "
-                        f"{info.channels} channels. Give the data set that it was trained on.")
+                        f"{info.channels} channels. {remedy}.")
     if (fixed := input_of(proto, str(options.model)).shape[0]) is not None:
         raise ModelError(f"{options.model}: the batch axis is fixed to {fixed}, and int8 files are made by many images "
                          "at a time. Export it with a dynamic batch axis.")

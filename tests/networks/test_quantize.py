@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hwnas import quantize as command
 from hwnas.cli.progress import Console
-from hwnas.errors import QuantizeError
+from hwnas.errors import DataError, QuantizeError
 from hwnas.networks import quantize
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, head_nodes
@@ -339,6 +339,13 @@ def test_errors_are_of_the_candidate_and_name_the_file(fp32: Path, tmp_path: Pat
     with pytest.raises(ValueError, match="method"):
         quantize_static(fp32, out, None, method="best")  # type: ignore[arg-type]
     assert not out.exists()
+
+
+def test_a_file_with_its_channels_last_is_to_be_exported_anew() -> None:
+    options: Any = SimpleNamespace(model="net.onnx", dataset={"name": "digit_scenes"})
+    for shape, said in (((32, 32, 1), "channels first"), ((3, 32, 32), "data set that it was trained on")):
+        with pytest.raises(DataError, match=said):
+            command._images(options, onnx.ModelProto(), shape, Console(quiet=True))
 
 
 def test_what_of_another_exporters_file_cannot_be_quantised_is_said(tmp_path: Path) -> None:
