@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +177,7 @@ class Pretrained:
             more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
             notes.append(f"left out, as the network has no such tensors: {', '.join([*left_out][:_SHOWN])}{more}")
         # 2. Adapt the stem to the images' channels, as timm does (sum or repeat).
-        notes += _adapt_stem(model, tensors, own)
+        notes += _adapt_stem(model, tensors, own, len(self.mean))
         # 3. Resample what a transformer has learnt for each place of the image.
         if POSITIONS in own and POSITIONS in tensors:
             _resample_positions(model, tensors)
@@ -215,14 +216,18 @@ def _refuse_deeper(label: str, left_out: Iterable[str], own: Iterable[str], head
                         "weights of this network.")
 
 
-def _adapt_stem(model: Any, tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
-    """Adapt a stem of other channels to the network's, in place, as timm does. Return a remark on it."""
+def _adapt_stem(model: Any, tensors: dict[str, Tensor], own: Mapping[str, Tensor], channels: int) -> list[str]:
+    """Adapt a stem of other channels to the network's, in place, as timm does. Return a remark on it. `channels`: of
+    images. A stem may read a group of pixels at once (TResNet's), with the channels of one pixel after the other."""
     remarks = []
     for name in (f"{name}.weight" for name in modules_called(model, "first_conv")):
         if name in own and name in tensors and _differs_in_channels(tensors[name], own[name]):
             stored, wanted = tensors[name].shape[1], own[name].shape[1]
             remarks.append(f"its stem of {stored} channels was made one of {wanted}")
-            tensors[name] = timm.models.adapt_input_conv(wanted, tensors[name].float(), base_chans=stored)
+            pixels = gcd(wanted // channels or 1, stored)
+            by_pixel = tensors[name].float().reshape(-1, stored // pixels, *tensors[name].shape[2:])
+            tensors[name] = timm.models.adapt_input_conv(wanted // pixels, by_pixel, base_chans=stored // pixels
+                                                         ).reshape(own[name].shape)
     return remarks
 
 

@@ -26,7 +26,7 @@ from hwnas.networks.baselines import Baseline
 from hwnas.networks.checkpoint import find_tensors
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import Shape, TimmNetwork
-from hwnas.networks.weights import FOLDER, PretrainedOptions, find_pretrained, find_some, import_timm
+from hwnas.networks.weights import FOLDER, PretrainedOptions, _adapt_stem, find_pretrained, find_some, import_timm
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Target
 
@@ -170,6 +170,18 @@ def test_a_stem_for_other_channels_is_adapted_as_timm_does(tensors: Tensors, tmp
         own = begun(saved({**tensors, first: given}, tmp_path / "w.pth")).state_dict()
         wanted = timm.models.adapt_input_conv(3, given, base_chans=given.shape[1])
         assert torch.allclose(own[first], wanted)
+
+
+def test_a_stem_that_reads_groups_of_pixels_sees_grey_images_as_colour_ones() -> None:
+    """TResNet's."""
+    colour, grey = (torch.nn.Sequential(timm.layers.SpaceToDepth(), torch.nn.Conv2d(16 * channels, 5, 3))
+                    for channels in (3, 1))
+    grey.default_cfg, tensors = {"first_conv": "1"}, dict(colour.state_dict())  # type: ignore[assignment]
+    assert _adapt_stem(grey, tensors, grey.state_dict(), 1) == ["its stem of 48 channels was made one of 16"]
+    grey.load_state_dict(tensors)
+    pixels = torch.rand(2, 1, 32, 32)
+    with torch.inference_mode():
+        assert torch.allclose(grey(pixels), colour(pixels.repeat(1, 3, 1, 1)), atol=1e-5)
 
 
 def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: Tensors, tmp_path: Path) -> None:
