@@ -8,13 +8,15 @@ steps (docs/decisions/race.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hwnas.data.dataset import Dataset, subset
 from hwnas.lazy import nn, torch
-from hwnas.tasks.task import load_task
+from hwnas.networks.weights import modules_called
+from hwnas.tasks.task import Task, load_task
 from hwnas.training.batches import fed
 from hwnas.training.place import device_of
 
@@ -38,18 +40,36 @@ def fit_classifier(model: Any, data: Dataset) -> bool:
     Batch norms are set all the same, and the model is then in eval mode.
 
     Returns:
-        True if the classifier was fitted. Nothing is changed if it is no linear layer, or for a single image.
+        True if a classifier was fitted. Nothing is changed if there is none that is linear, or for a single image.
     """
-    layer, task = (model.get_classifier() if hasattr(model, "get_classifier") else None), load_task(data.task)
-    if not isinstance(layer, nn.Linear) or layer.bias is None:
+    layers, task = _find_classifiers(model), load_task(data.task)
+    if not layers:
         return False
-    images = data.train.take(np.random.default_rng(0).permutation(rows_of(data.train.labels, layer.out_features)))
-    if len(images) < 2:  # one image gives no variance
+    images = data.train.take(np.random.default_rng(0).permutation(rows_of(data.train.labels, len(layers[0].weight))))
+    wanted_logits = task.wanted_logits(images.targets, len(layers[0].weight))
+    if len(images) < 2 or wanted_logits is None:  # one image gives no variance
         return False
-    features = _read_features(model, layer, images.images, data)
-    targets = images.targets[:len(features)]
-    if (target_logits := task.wanted_logits(targets, layer.out_features)) is None:
-        return False
+    fitted = [_fit_layer(layer, features, images.targets[:len(features)], wanted_logits[:len(features)], task)
+              for layer, features in zip(layers, _read_features(model, layers, images.images, data), strict=True)]
+    return any(fitted)
+
+
+def _find_classifiers(model: Any) -> list[Any]:
+    """Return the last layer, or each of several whose mean is the answer (RepViT's, DeiT's distilled ones). Empty if
+    one of them is neither linear nor a convolution of one pixel, or has no bias."""
+    own = model.get_classifier() if hasattr(model, "get_classifier") else None
+    layers = [own] if _is_linear(own) else [*map(model.get_submodule, modules_called(model, "classifier"))]
+    return layers if all(map(_is_linear, layers)) else []
+
+
+def _is_linear(layer: Any) -> bool:
+    is_of_pixels = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.groups == 1
+    return (is_of_pixels or isinstance(layer, nn.Linear)) and layer.bias is not None
+
+
+def _fit_layer(layer: Any, features: Tensor, targets: NDArray[Any], target_logits: NDArray[np.float64], task: Task
+               ) -> bool:
+    """Fit a classifier to its inputs, unless it scores as well as it is. Return whether it was fitted."""
     # Fit to every other image (they are in random order), and predict the rest.
     answers, is_tested = torch.from_numpy(target_logits), torch.arange(len(features)) % 2 == 1
     weight, bias = _solve(features[~is_tested], answers[~is_tested])
@@ -59,13 +79,14 @@ def fit_classifier(model: Any, data: Dataset) -> bool:
         return task.grade(task.answers(outputs.cpu().numpy()), tested_targets).score
 
     with torch.no_grad():
-        if score(layer(features[is_tested].to(layer.weight))) >= score(logits):
+        if score(nn.functional.linear(features[is_tested].to(layer.weight), layer.weight.flatten(1), layer.bias)
+                 ) >= score(logits):
             return False
         # Least squares gives small logits; the best scale makes them confident. Then fit to all images.
         scale = min(SCALES, key=lambda scale: float(task.loss(scale * logits, torch.from_numpy(tested_targets),
                                                               SMOOTHING)))
         weight, bias = _solve(features, answers)
-        layer.weight.copy_(scale * weight.T)
+        layer.weight.copy_((scale * weight.T).reshape(layer.weight.shape))
         layer.bias.copy_(scale * bias)
     return True
 
@@ -77,10 +98,10 @@ def rows_of(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
     return np.arange(len(labels)) if len(labels) <= SOME_MORE * n else subset(labels, n, 0)
 
 
-def _read_features(model: Any, layer: nn.Linear, images: Any, data: Dataset) -> Tensor:
-    """Return the inputs of the classifier for images, double [n, features], without the last ones if they are too few
+def _read_features(model: Any, layers: Sequence[Any], images: Any, data: Dataset) -> list[Tensor]:
+    """Return the inputs of each classifier for images, double [n, features], without the last ones if they are too few
     for a batch. Batch norms take over the statistics of all batches."""
-    parts: list[Tensor] = []
+    parts: list[list[Tensor]] = [[] for _ in layers]
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     model.eval()
@@ -88,7 +109,8 @@ def _read_features(model: Any, layer: nn.Linear, images: Any, data: Dataset) -> 
         norm.reset_running_stats()
         norm.momentum = None  # a plain mean over the batches
         norm.train()
-    hook = layer.register_forward_pre_hook(lambda _, inputs: parts.append(inputs[0].detach().cpu().double()))
+    hooks = [layer.register_forward_pre_hook(lambda _, inputs, own=own: own.append(
+        inputs[0].detach().cpu().double().flatten(1))) for layer, own in zip(layers, parts, strict=True)]
     device = str(device_of(model))
     try:
         with torch.no_grad():
@@ -97,11 +119,12 @@ def _read_features(model: Any, layer: nn.Linear, images: Any, data: Dataset) -> 
                 if len(part) >= LEAST_BATCH or not start:
                     model(fed(part, data, device).contiguous(memory_format=torch.channels_last))
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         model.eval()
-    return torch.cat(parts)
+    return [*map(torch.cat, parts)]
 
 
 def _solve(features: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,21 @@ def test_without_a_step_it_answers_what_the_layers_can_tell() -> None:
     assert grade(model, data.test, data).score > max(0.95, before)
 
 
+class TwoHeads(Net):
+    """A network that answers with the mean of two convolutions of one pixel."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.body(images)[..., None, None]
+        return sum(head(maps) for head in self.classifier).flatten(1) / 2  # type: ignore[operator,union-attr]
+
+
+def test_convolutions_of_one_pixel_and_several_last_layers_are_fitted_too() -> None:
+    data, model = bars(200), TwoHeads(nn.ModuleList(nn.Conv2d(24 * 16, 4, 1) for _ in range(2)))
+    model.default_cfg = {"classifier": ("classifier.0", "classifier.1")}  # type: ignore[assignment]
+    assert fit_classifier(model, data)
+    assert grade(model, data.test, data).score > 0.95
+
+
 @pytest.mark.parametrize("n", [20, 40, 60])
 def test_the_regression_is_ridge_regression_with_few_images_and_with_many(n: int) -> None:
     generator = torch.Generator().manual_seed(0)
