@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from hwnas.search.auto import AUTO, TrainingCost, choose_around, training_cost
 from hwnas.search.deployments import deployments_of
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import WIDTH, Architecture, origin_name
+from hwnas.space.cuts import WHOLE
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
 from hwnas.study.storage import parse_url
@@ -413,6 +414,7 @@ def _choose(options: PlanOptions, info: DatasetInfo, deployments: Sequence[Deplo
         content, start = _cut(name, options, info, console)
         space = space_of_cuts([content], info.channels, info.classes)
         _exportable(space, deployments, console)
+        FoundNetwork(space.known[WHOLE], start).check_start()
         return TrainingCost() if minutes is None else training_cost(space, start, recipe, deployments[0].target,
                                                                     options.seed)
 
@@ -496,6 +498,9 @@ def _baselines(options: PlanOptions, space: SearchSpace, starts: Mapping[str, Pr
     names = check_names([task.network_name(name) for name in check_names(options.baselines or ())])
     if starts:
         names, options = _pretrained_names(names_of_wholes(space), names, options, space.channels, console)
+    if len(starts) > 1:  # otherwise the network of the only one is a baseline
+        _check_starts([FoundNetwork(next(cut for cut in space.known.values() if cut.around == around), start)
+                       for around, start in starts.items()], console)
     if not names:
         if not space.arounds and (options.pretrained.asked or options.cuts or sizes):
             raise ConfigError("pretrained, cuts and image_sizes are for baselines, and there are none. Name some: "
@@ -566,11 +571,17 @@ def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, t
                      "their own recipe's")
     changed = [replace(each, pad_type=starts[each.name][1], pretrained=starts[each.name][0]) if each.name in starts
                else each for each in baselines]
-    # Weights that do not fit are refused now, not after the trials.
-    for baseline in {each.name: each for each in reversed(changed) if each.pretrained is not None}.values():
-        if remark := TimmNetwork(baseline, images).check_start():
-            console.remark(f"note: {remark}")
+    _check_starts([TimmNetwork(each, images) for each in {each.name: each for each in reversed(changed)}.values()],
+                  console)
     return changed
+
+
+def _check_starts(networks: Iterable[FoundNetwork | TimmNetwork], console: Console) -> None:
+    """Remark on the weights that networks start from. Weights that do not fit are refused now, not after the trials: by
+    DataError."""
+    for network in networks:
+        if remark := network.check_start():
+            console.remark(f"note: {remark}")
 
 
 def making_of(plan: Plan, dataset: Dataset, deployments: Sequence[Deployment] = ()) -> BuildSettings:

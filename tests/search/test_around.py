@@ -21,7 +21,7 @@ from table_fixtures import measurement_of
 
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, TrainingError
+from hwnas.errors import ConfigError, DataError, TrainingError
 from hwnas.networks.around import load_space
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, read_network
@@ -304,6 +304,14 @@ def home_of_two(tmp_path, monkeypatch):
     ZooRecord.open(Target("xeon_int8", "openvino", "int8")).keep(
         {f"{name}@32": measurement_of(ms) for name, ms in ((NAME, 1.0), (OTHER, 2.0))}, {})
     return folder.parent
+
+
+def test_weights_of_one_of_several_networks_that_do_not_fit_are_refused_before_the_race(home_of_two, tmp_path):
+    folder, several = home_of_two / "weights", ["n_trials=20", f"out={tmp_path / 'run'}"]
+    shutil.copy(folder / f"{NAME}.safetensors", folder / f"{OTHER}.safetensors")
+    with pytest.raises(DataError, match=rf"{OTHER}\.safetensors is of another network"):
+        plan_of(f"around=[{NAME},{OTHER}]", *several)
+    assert [*plan_of("around=auto", *several).starts] == [NAME]  # it chooses the other one
 
 
 @pytest.mark.soak
