@@ -113,7 +113,7 @@ def describe_cuts(around: str, channels: int, classes: int, image_size: int, ima
     sizes = _fitting(around, channels, traced.patch, tuple(sorted(sizes_to_try, reverse=True)))
     if refused := [px for px in (image_size, *image_sizes) if px in sizes_to_try and px not in sizes]:
         why = (f"its images are multiples of {traced.patch} px, and {{}} is none" if traced.patch
-               else "images of {} px are too small")
+               else f"images of {{}} px are too small, or their side must be a multiple of {last}")
         raise ConfigError(f"around={around}: {why.format(min(refused))}.")
     return {"description": f"What can be cut out of {around}: `known` are the networks of this space, and `choices` "
                            "what each of them may keep.",
