@@ -56,7 +56,7 @@ def fit_classifier(model: Any, data: Dataset) -> bool:
 
 def _find_classifiers(model: Any) -> list[Any]:
     """Return the last layer, or each of several whose mean is the answer (RepViT's, DeiT's distilled ones). Empty if
-    one of them is neither linear nor a convolution of one pixel, or has no bias."""
+    one of them is neither linear nor a convolution of one pixel."""
     own = model.get_classifier() if hasattr(model, "get_classifier") else None
     layers = [own] if _is_linear(own) else [*map(model.get_submodule, modules_called(model, "classifier"))]
     return layers if all(map(_is_linear, layers)) else []
@@ -64,7 +64,7 @@ def _find_classifiers(model: Any) -> list[Any]:
 
 def _is_linear(layer: Any) -> bool:
     is_of_pixels = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.groups == 1
-    return (is_of_pixels or isinstance(layer, nn.Linear)) and layer.bias is not None
+    return is_of_pixels or isinstance(layer, nn.Linear)
 
 
 def _fit_layer(layer: Any, features: Tensor, targets: NDArray[Any], target_logits: NDArray[np.float64], task: Task
@@ -72,7 +72,8 @@ def _fit_layer(layer: Any, features: Tensor, targets: NDArray[Any], target_logit
     """Fit a classifier to its inputs, unless it scores as well as it is. Return whether it was fitted."""
     # Fit to every other image (they are in random order), and predict the rest.
     answers, is_tested = torch.from_numpy(target_logits), torch.arange(len(features)) % 2 == 1
-    weight, bias = _solve(features[~is_tested], answers[~is_tested])
+    has_bias = layer.bias is not None
+    weight, bias = _solve(features[~is_tested], answers[~is_tested], has_bias)
     logits, tested_targets = features[is_tested] @ weight + bias, targets[is_tested.numpy()]
 
     def score(outputs: Tensor) -> float:
@@ -85,9 +86,10 @@ def _fit_layer(layer: Any, features: Tensor, targets: NDArray[Any], target_logit
         # Least squares gives small logits; the best scale makes them confident. Then fit to all images.
         scale = min(SCALES, key=lambda scale: float(task.loss(scale * logits, torch.from_numpy(tested_targets),
                                                               SMOOTHING)))
-        weight, bias = _solve(features, answers)
+        weight, bias = _solve(features, answers, has_bias)
         layer.weight.copy_((scale * weight.T).reshape(layer.weight.shape))
-        layer.bias.copy_(scale * bias)
+        if has_bias:
+            layer.bias.copy_(scale * bias)
     return True
 
 
@@ -127,9 +129,10 @@ def _read_features(model: Any, layers: Sequence[Any], images: Any, data: Dataset
     return [*map(torch.cat, parts)]
 
 
-def _solve(features: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights [features, classes] and bias [classes] of the ridge regression of `answers` [n, classes]."""
-    mean, centre = features.mean(0), answers.mean(0)
+def _solve(features: Tensor, answers: Tensor, has_bias: bool = True) -> tuple[Tensor, Tensor]:
+    """Return weights [features, classes] and bias [classes] of the ridge regression of `answers` [n, classes]. The bias
+    is zero if it has none."""
+    mean, centre = (values.mean(0) * has_bias for values in (features, answers))
     rows = features - mean
     size = float(rows.square().mean()) or 1.0
     # The primal and the dual form have the same solution. Take the smaller matrix: [n, n], or [features, features].

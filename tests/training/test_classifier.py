@@ -59,6 +59,12 @@ class TwoHeads(Net):
         return sum(head(maps) for head in self.classifier).flatten(1) / 2  # type: ignore[operator,union-attr]
 
 
+def test_a_classifier_without_a_bias_is_fitted_too() -> None:
+    data, model = bars(200), net(nn.Linear(24 * 16, 4, bias=False))
+    assert fit_classifier(model, data)
+    assert grade(model, data.test, data).score > 0.95
+
+
 def test_convolutions_of_one_pixel_and_several_last_layers_are_fitted_too() -> None:
     data, model = bars(200), TwoHeads(nn.ModuleList(nn.Conv2d(24 * 16, 4, 1) for _ in range(2)))
     model.default_cfg = {"classifier": ("classifier.0", "classifier.1")}  # type: ignore[assignment]
