@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".tar")
 # Keys under which a file may hold its tensors: in timm's order, then the names of torch's tutorials and others.
-PLACES = ("state_dict_ema", "model_ema", "params_ema", "state_dict", "model_state_dict", "model", "net", "network",
-          "weights", "params")
+PLACES = ("state_dict_ema", "model_ema", "params_ema", "ema", "state_dict", "model_state_dict", "model", "net",
+          "network", "weights", "params", "module")
 _COMPILED = re.compile(r"\b_orig_mod\.")  # torch.compile puts it in front of any part of a name
 _MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
 
@@ -41,7 +41,8 @@ def find_tensors(path: Path, label: str, own: Mapping[str, Tensor]) -> tuple[dic
     """
     content = read_content(path, label)
     content = content if isinstance(content, Mapping) else {}
-    place = next((key for key in PLACES if isinstance(content.get(key), Mapping)), "")
+    place = next((key for key in PLACES if isinstance(content.get(key), Mapping)
+                  and any(map(_is_plain, content[key].values()))), "")
     tensors = {_COMPILED.sub("", name): value for name, value in (content[place] if place else content).items()
                if isinstance(name, str) and _is_plain(value)}
     if not tensors:
