@@ -185,6 +185,9 @@ class Pretrained:
             mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
             notes.append(f"nothing says how its images were normalised, so mean {mean} and std {std} are taken "
                          f"({self.path.stem}.json beside it would say it)")
+        architecture = getattr(model, "default_cfg", {}).get("architecture")
+        if architecture and (named := _network_of(self.path.stem)) not in ("", architecture):
+            notes.append(f"its name is that of {named}, whose layers may pad or norm otherwise than {architecture}'s")
         # 4. Replace a classifier of other classes, and add counters of batches, which some files lack.
         last = [name for name in own if name.startswith(heads)]
         replaced = [name for name in last if name not in tensors or tensors[name].shape != own[name].shape]

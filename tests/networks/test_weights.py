@@ -164,6 +164,8 @@ def test_what_was_taken_and_what_was_left_out_is_said(tensors: Tensors, tmp_path
     more = {**tensors, "extra.weight": torch.ones(2)}
     assert "left out, as the network has no such tensors: extra.weight" in said(more)
     assert "its stem of 3 channels was made one of 1" in said(tensors, channels=1)
+    weights, _ = find_pretrained(NAME, PretrainedOptions(file=saved(tensors, tmp_path / "tf_efficientnet_b0.pth")), 3)
+    assert "its name is that of tf_efficientnet_b0" in weights.load(Baseline(NAME).build(3, 10, 32), 10)
 
 
 def test_a_stem_for_other_channels_is_adapted_as_timm_does(tensors: Tensors, tmp_path: Path) -> None:
