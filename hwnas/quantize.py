@@ -124,7 +124,8 @@ def _images(options: QuantizeOptions, proto: ModelProto, shape: Sequence[int], c
     try:
         mean, std = (tuple(map(float, load_json(metadata[key]))) for key in ("mean", "std"))
     except (KeyError, ValueError, TypeError):
-        console.remark(f"note: {options.model} names no mean and std; it is fed with those of {info.name}.")
+        console.remark(f"note: {options.model} names no mean and std; it is fed with those of {info.name}, {data.mean} "
+                       f"and {data.std}. If it was trained with others, add them to its metadata_props, as JSON lists.")
         return data
     return replace(data, mean=mean, std=std)
 

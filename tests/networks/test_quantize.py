@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -346,6 +347,16 @@ def test_a_file_with_its_channels_last_is_to_be_exported_anew() -> None:
     for shape, said in (((32, 32, 1), "channels first"), ((3, 32, 32), "data set that it was trained on")):
         with pytest.raises(DataError, match=said):
             command._images(options, onnx.ModelProto(), shape, Console(quiet=True))
+
+
+def test_it_is_said_with_which_mean_and_std_a_file_is_fed_that_names_none(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, said = SimpleNamespace(fingerprint="", mean=(0.25,), std=(0.5,)), list[str]()
+    monkeypatch.setattr(command, "read_images", lambda *given: SimpleNamespace(at_size=lambda px: data))
+    options: Any = SimpleNamespace(model="net.onnx", dataset={"name": "digit_scenes"}, split_seed=0)
+    console: Any = SimpleNamespace(remark=said.append)
+    assert command._images(options, onnx.load(str(foreign_file(tmp_path / "a.onnx"))), (1, 32, 32), console) is data
+    assert re.search(r"0\.25.*0\.5.*metadata_props", "".join(said))
 
 
 def test_what_of_another_exporters_file_cannot_be_quantised_is_said(tmp_path: Path) -> None:
