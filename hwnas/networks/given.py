@@ -84,7 +84,7 @@ def _normalisation(model: Any, channels: int, mean: Any, std: Any) -> tuple[tupl
         norm = tuple(tuple(float(value) for value in values) for values in chosen)
     except (TypeError, ValueError):
         norm = ()
-    if (mean, std) == (None, None) and channels == 1:  # averages, as for any pretrained network on grey images
+    if mean is None and std is None and channels == 1:  # averages, as for any pretrained network on grey images
         norm = tuple((sum(values) / len(values),) for values in norm)
     if {*map(len, norm)} != {channels} or not all(map(isfinite, norm[0] + norm[1])) or not min(norm[1]) > 0:
         raise _refused(f"mean and std must be {channels} finite numbers each, and those of std above 0, got {chosen}")

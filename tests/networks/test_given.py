@@ -156,6 +156,11 @@ def test_a_timm_network_for_grey_images_has_timms_numbers_as_one() -> None:
     assert pretrained.mean == pytest.approx((np.mean(IMAGENET[0]),))
 
 
+def test_mean_and_std_may_be_arrays() -> None:
+    module, mean, std = Own(3), [0.4, 0.5, 0.6], [0.2, 0.2, 0.2]
+    assert register_module(module, mean=np.array(mean), std=np.array(std)) == register_module(module, mean, std)
+
+
 @pytest.mark.parametrize("numbers", [{"mean": [0.5]}, {"mean": [], "std": []}, {"mean": 0.5, "std": 0.5},
                                      {"mean": [0.5], "std": [float("nan")]}, {"mean": [0.5] * 3, "std": [0.5] * 3}])
 def test_numbers_that_normalise_nothing_are_refused(numbers: dict[str, Any]) -> None:
