@@ -18,7 +18,7 @@ from hwnas.errors import ExportError, ModelError, one_line
 from hwnas.lazy import nn, onnx, safetensors, timm, torch
 from hwnas.networks.checkpoint import check_tensors
 from hwnas.networks.qdq import Graph
-from hwnas.networks.quantize import calibration_images, drop_unread
+from hwnas.networks.quantize import affine_of, calibration_images, drop_unread, fold_norms
 from hwnas.networks.running import logits_of
 from hwnas.system.paths import write_atomic
 
@@ -69,7 +69,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     _drop_identities(proto)
     _fold_weights(proto)
     _fold_pads(proto)
-    _fold_norms(proto)
+    fold_norms(proto)
     _turn_norms(proto)
     unsupported = {node.op_type for node in proto.graph.node} & {"BatchNormalization", "Identity"}
     if unsupported:
@@ -173,35 +173,6 @@ def _pads_with(node: NodeProto, value: float) -> bool:
     return {"Conv": 0.0, "MaxPool": -np.inf}.get(node.op_type) == value
 
 
-def _fold_norms(proto: ModelProto) -> None:
-    """Fold each batch norm behind a concatenation of convolutions (MixNet's) into them. Torch folds the others."""
-    graph = Graph(proto)
-    for norm in [node for node in proto.graph.node if node.op_type == "BatchNormalization"]:
-        joined = graph.producer.get(norm.input[0])
-        parts = [graph.producer.get(name) for name in joined.input] if joined is not None else []
-        # Nothing but this norm may read the concatenation, and nothing but the concatenation its convolutions.
-        if joined is None or joined.op_type != "Concat" or len(graph.consumers[norm.input[0]]) > 1 or not all(
-                part is not None and part.op_type == "Conv" and len(graph.consumers[part.output[0]]) == 1
-                for part in parts):
-            continue
-        # Each convolution takes its part of the norm's channels, from `first` on.
-        (factor, offset), first = _affine(graph, norm), 0
-        for part in filter(None, parts):
-            weight = onnx.numpy_helper.to_array(graph.weights[part.input[1]])
-            own = slice(first, first + len(weight))
-            first += len(weight)
-            bias = onnx.numpy_helper.to_array(graph.weights[part.input[2]]) if len(part.input) > 2 else 0.0
-            arrays = (weight * factor[own, None, None, None], bias * factor[own] + offset[own])
-            del part.input[1:]
-            for kind, array in zip(("weight", "bias"), arrays, strict=True):
-                part.input.append(f"{part.output[0]}_{kind}")
-                folded = onnx.numpy_helper.from_array(np.asarray(array, np.float32), part.input[-1])
-                proto.graph.initializer.append(folded)
-        for reader in graph.consumers.get(norm.output[0], []):
-            reader.input[:] = [joined.output[0] if name == norm.output[0] else name for name in reader.input]
-    drop_unread(proto)
-
-
 def _turn_norms(proto: ModelProto) -> None:
     """Turn each batch norm of maps into a depthwise convolution of one pixel, which is quantised like the others. Turn
     each batch norm of vectors into a linear layer."""
@@ -215,7 +186,7 @@ def _turn_norms(proto: ModelProto) -> None:
     for norm in norms:
         if (n_axes := axes.get(norm.output[0])) not in (_MAP_AXES, _VECTOR_AXES):
             continue
-        (factor, offset), of_map = _affine(graph, norm), n_axes == _MAP_AXES
+        (factor, offset), of_map = affine_of(graph, norm), n_axes == _MAP_AXES
         norm.op_type = "Conv" if of_map else "Gemm"
         del norm.input[1:], norm.output[1:], norm.attribute[:]
         attributes = {"group": len(factor), "kernel_shape": [1, 1]} if of_map else {"transB": 1}
@@ -224,14 +195,6 @@ def _turn_norms(proto: ModelProto) -> None:
             norm.input.append(f"{norm.output[0]}_{kind}")
             proto.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), norm.input[-1]))
     drop_unread(proto)
-
-
-def _affine(graph: Graph, norm: NodeProto) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the factor by which a batch norm multiplies each channel, and the offset that it then adds."""
-    values: Any = [graph.constant(name) for name in norm.input[1:5]]
-    scale, bias, mean, variance = values
-    factor = scale / np.sqrt(variance + next((each.f for each in norm.attribute if each.name == "epsilon"), 1e-5))
-    return factor, bias - mean * factor
 
 
 def _drop_identities(proto: ModelProto) -> None:

@@ -33,7 +33,7 @@ from hwnas.tasks.task import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
 
     from hwnas.data.dataset import Dataset
 
@@ -68,6 +68,46 @@ def drop_unread(proto: ModelProto) -> None:
     del proto.graph.node[:], proto.graph.initializer[:]
     proto.graph.node.extend(reversed(nodes))
     proto.graph.initializer.extend(weights)
+
+
+def fold_norms(proto: ModelProto) -> None:
+    """Fold each batch norm behind a convolution, or behind a concatenation of some (MixNet's), into them, in place."""
+    graph, results = Graph(proto), {value.name for value in proto.graph.output}
+    for norm in [node for node in proto.graph.node if node.op_type == "BatchNormalization"]:
+        joined = graph.producer.get(norm.input[0])
+        inputs = joined.input if joined is not None and joined.op_type == "Concat" else norm.input[:1]
+        parts = [graph.producer.get(name) for name in inputs]
+        # Nothing but this norm may read the concatenation, and nothing but the concatenation its convolutions. A norm
+        # with more outputs is one in training.
+        if len(graph.consumers[norm.input[0]]) > 1 or results & {*inputs, norm.input[0], norm.output[0]} or len(
+                norm.output) > 1 or not all(part is not None and part.op_type == "Conv" and len(graph.consumers[
+                    part.output[0]]) == 1 and graph.constant(part.input[1]) is not None for part in parts):
+            continue
+        # Each convolution takes its part of the norm's channels, from `first` on.
+        (factor, offset), first = affine_of(graph, norm), 0
+        for part in filter(None, parts):
+            weight, bias = (graph.constant(name) for name in (*part.input[1:], "")[:2])
+            assert weight is not None
+            own = slice(first, first + len(weight))
+            first += len(weight)
+            scaled = weight * factor[own].reshape(-1, *[1] * (weight.ndim - 1))
+            arrays = (scaled, (0.0 if bias is None else bias) * factor[own] + offset[own])
+            del part.input[1:]
+            for kind, array in zip(("weight", "bias"), arrays, strict=True):
+                part.input.append(f"{part.output[0]}_{kind}")
+                folded = onnx.numpy_helper.from_array(np.asarray(array, np.float32), part.input[-1])
+                proto.graph.initializer.append(folded)
+        for reader in graph.consumers.get(norm.output[0], []):
+            reader.input[:] = [norm.input[0] if name == norm.output[0] else name for name in reader.input]
+    drop_unread(proto)
+
+
+def affine_of(graph: Graph, norm: NodeProto) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the factor by which a batch norm multiplies each channel, and the offset that it then adds."""
+    values: Any = [graph.constant(name) for name in norm.input[1:5]]
+    scale, bias, mean, variance = values
+    factor = scale / np.sqrt(variance + next((each.f for each in norm.attribute if each.name == "epsilon"), 1e-5))
+    return factor, bias - mean * factor
 
 
 def tuning_of(target: Target) -> TunedFor:
@@ -316,6 +356,7 @@ def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
         raise QuantizeError(f"{label} has nodes without a name of their own; "
                             "export it with hwnas.networks.export.")
     _lay_out_weights(proto)
+    fold_norms(proto)
     return proto
 
 

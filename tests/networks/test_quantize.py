@@ -76,6 +76,9 @@ def foreign_file(path: Path, **changes: bool) -> Path:
              make("Conv", ["r1", "w2"], ["c2"], name="conv2", **shape), make("Clip", ["c2"], ["r2"], name="clip"),
              make("GlobalAveragePool", ["r2"], ["g"], name="pool")]
     numbers = [onnx.numpy_helper.from_array(np.array([value]), f"i{value}") for value in (0, 1)]
+    if changes.get("has_norm"):
+        nodes[1].output[0] = "c0"
+        nodes.insert(2, make("BatchNormalization", ["c0", *(f"norm{at}" for at in range(4))], ["c1"], name="norm"))
     if changes.get("adds_sides"):
         nodes += [make("Shape", ["g"], ["s"], name="shape"), make("Gather", ["s", "i0"], ["n"], name="n"),
                   make("Gather", ["s", "i1"], ["c"], name="c"), make("Sub", ["c", "i1"], ["d"], name="sub"),
@@ -89,7 +92,8 @@ def foreign_file(path: Path, **changes: bool) -> Path:
     ends = [onnx.helper.make_tensor_value_info("logits", float_, ["batch", 10])]
     if changes.get("shows_map"):
         ends.append(onnx.helper.make_tensor_value_info("r1", float_, ["batch", 8, 32, 32]))
-    weights = [w1, w3, row, *numbers]
+    norm = [onnx.numpy_helper.from_array(rng.uniform(0.5, 2, 8).astype(np.float32), f"norm{at}") for at in range(4)]
+    weights = [w1, w3, row, *norm, *numbers]
     more = [onnx.helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims) for weight in weights]
     graph = onnx.helper.make_graph(nodes, "g", [onnx.helper.make_tensor_value_info(
         "images", float_, ["batch", 1, 32, 32]), *more * changes.get("weights_are_inputs", False)], ends, weights)
@@ -99,11 +103,12 @@ def foreign_file(path: Path, **changes: bool) -> Path:
 
 
 @pytest.mark.parametrize("changes", [{}, {"adds_sides": True}, {"shows_map": True}, {"adds_row": True},
-                                     {"weights_are_inputs": True}], ids=lambda each: "".join(each))
+                                     {"weights_are_inputs": True}, {"has_norm": True}], ids=lambda each: "".join(each))
 def test_every_layer_of_another_exporters_file_is_quantised(tmp_path: Path, changes: dict[str, bool]) -> None:
     given = foreign_file(tmp_path / "fp32.onnx", **changes)
     made = quantize_static(given, tmp_path / "int8.onnx", IMAGES)
     assert not made.kept
+    assert "BatchNormalization" not in {node.op_type for node in onnx.load(str(tmp_path / "int8.onnx")).graph.node}
     names = {node.input[0] for node in onnx.load(str(tmp_path / "int8.onnx")).graph.node
              if node.op_type == "DequantizeLinear"}
     assert sum("weight" in name or name.startswith("w1") or name.startswith("w2") for name in names) == 3
