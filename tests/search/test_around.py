@@ -306,7 +306,7 @@ def home_of_two(tmp_path, monkeypatch):
     return folder.parent
 
 
-def test_weights_of_one_of_several_networks_that_do_not_fit_are_refused_before_the_race(home_of_two, tmp_path):
+def test_weights_of_one_of_several_networks_that_do_not_fit_are_refused_before_the_race(home, home_of_two, tmp_path):
     folder, several = home_of_two / "weights", ["n_trials=20", f"out={tmp_path / 'run'}"]
     shutil.copy(folder / f"{NAME}.safetensors", folder / f"{OTHER}.safetensors")
     with pytest.raises(DataError, match=rf"{OTHER}\.safetensors is of another network"):
