@@ -332,7 +332,7 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
 
 def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
     """Read an ONNX network that can be quantised. Raises QuantizeError, which calls it `label` or its path, if it is
-    torn, old, int8 or of 16 bits already, or has branches, loops or unnamed nodes."""
+    torn, old, int8 or of 16 bits already. It is refused, too, if it has branches, loops or unnamed nodes."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     label = label or os.fspath(path)

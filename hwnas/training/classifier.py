@@ -111,8 +111,8 @@ def _read_features(model: Any, layers: Sequence[Any], images: Any, data: Dataset
         norm.reset_running_stats()
         norm.momentum = None  # a plain mean over the batches
         norm.train()
-    hooks = [layer.register_forward_pre_hook(lambda _, inputs, own=own: own.append(
-        inputs[0].detach().cpu().double().flatten(1))) for layer, own in zip(layers, parts, strict=True)]
+    hooks = [layer.register_forward_pre_hook(lambda _, inputs, own=own: own.append(_mean_over_pixels(inputs[0])))
+             for layer, own in zip(layers, parts, strict=True)]
     device = str(device_of(model))
     try:
         with torch.no_grad():
@@ -127,6 +127,12 @@ def _read_features(model: Any, layers: Sequence[Any], images: Any, data: Dataset
             norm.momentum = momentum
         model.eval()
     return [*map(torch.cat, parts)]
+
+
+def _mean_over_pixels(values: Tensor) -> Tensor:
+    """Return features [n, channels], double. Of a map that is pooled after its classifier the means are the same."""
+    values = values.detach().cpu().double()
+    return values.mean((2, 3)) if values.ndim == 4 else values
 
 
 def _solve(features: Tensor, answers: Tensor, has_bias: bool = True) -> tuple[Tensor, Tensor]:
