@@ -82,10 +82,6 @@ class ObviousCuts(Explorer):
                 each.forget_invalid()
         calibrated = tuple(CalibratedDeployment(each.deployment, each, None) for each in measured)
         model, space = model_of_all(calibrated), plan.space
-        # A network with few multiply-adds gives the pace of making files: most finalists have smaller images.
-        by_macs = sorted(space.known.values(), key=lambda network: network.macs)
-        small = plan.network(replace(by_macs[len(by_macs) // 4], image_size=max(space.image_sizes)))
-        pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, small)
         began = time.monotonic()
         try:
             options = search_options(plan, answered(lambda: _slowest_ms(space, model), console))
@@ -94,6 +90,10 @@ class ObviousCuts(Explorer):
             _tell_failed(space, calibrated, console)
         n_timed = max(len(space.known), len(measured[0].table.networks))  # under a cap on smaller images, too
         timing_s = max(TIMING_S, (time.monotonic() - began) / n_timed)
+        # A network with few multiply-adds gives the pace of making files: most finalists have smaller images.
+        by_macs = sorted(space.known.values(), key=lambda network: network.macs)
+        small = plan.network(replace(by_macs[len(by_macs) // 4], image_size=max(space.image_sizes)))
+        pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, small)
         start = " ".join(plan.starts[around].key for around in space.arounds if around in plan.starts)
         recipe = replace(line_recipe(plan, dataset), epochs=1, min_steps=0, max_steps=0)  # the race decides the length
         study = open_run_study(plan, run, dataset, calibrated, options, {
