@@ -492,6 +492,7 @@ def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any])
         also = " as data=" if repeated_keys[0].partition(".")[0] == "dataset" else ""
         raise ConfigError(f"{repeated_keys[0]} is given twice{', once as data=' if also else ''}. Give it once{also}.")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # like the commands, for their child processes
+    os.environ["OMP_PROC_BIND"] = "false"
     chosen = [f"{key}={value}" for key, value in pairs if key in GROUPS]
     return compose(command, chosen, values={key: _plain(value, key) for key, value in pairs if key not in GROUPS})
 

@@ -86,6 +86,7 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     """
     os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost training ten times on a busy machine
+    os.environ["OMP_PROC_BIND"] = "false"  # bound threads: torch would keep this process and its children to one core
     os.environ["PYTHONSAFEPATH"] = "1"  # a user's types.py in the current folder would be taken for Python's
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another language shows what it can

@@ -111,6 +111,18 @@ def test_a_home_on_a_disk_that_is_read_only_is_told_at_once(tmp_path: Path, monk
         check_home()
 
 
+def test_threads_that_openmp_shall_bind_leave_a_command_its_cores() -> None:
+    """As on many clusters. The import of torch would bind this process, and so all its children, to one core."""
+    script = """
+import os
+from hwnas.cli.command import run_command
+run_command(lambda config, console: __import__("torch"), "predict", "", [], target=False)
+print(len(os.sched_getaffinity(0)))"""
+    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, timeout=300, check=True,
+                          env={**os.environ, "OMP_PROC_BIND": "true", "OMP_PLACES": "cores"})
+    assert done.stdout.split() == [str(len(os.sched_getaffinity(0)))], done.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full disk to write to")
 def test_standard_output_on_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "w") as full:
