@@ -201,7 +201,8 @@ class _Run:
         usable[_REFERENCE] = self.beside
         copies[_REFERENCE] = [place % len(self.reference) for place in range(len(self.beside))]
         learnt = learn_conditions(usable, copies, self.protocol.quantile, reference=_REFERENCE, earlier=self.earlier)
-        return replace(learnt, cores=tuple(self.seat.cores), throttled=throttled_periods() - self.throttled)
+        return replace(learnt, cores=tuple(self.seat.cores), seat=self.seat.words,
+                       throttled=throttled_periods() - self.throttled)
 
     def remember(self) -> None:
         """Store this run's quiet times for later runs on this host, if it has seen enough quiet moments."""

@@ -17,7 +17,6 @@ from hwnas.cli.options import option, read_options
 from hwnas.errors import TableError
 from hwnas.latency.quiet import NO_TURN, Conditions, LatencyEstimate, estimate
 from hwnas.latency.turn import Turn, positive_ms, turns_from_dict, turns_to_dict
-from hwnas.system.cores import describe_cores
 from hwnas.system.documents import WRONG
 
 P90_SAMPLES, P99_SAMPLES = 64, 662  # MLPerf LoadGen's least sample counts for a percentile
@@ -227,8 +226,8 @@ def describe_machine(measurements: Iterable[Measurement]) -> str:
         sentences.append(f"At its quietest its core was {level - 1:.0%} slower than the best seen on this host.")
     if conditions and (throttled := max(each.throttled for each in conditions)):
         sentences.append(f"A CPU quota stopped the run in {throttled} periods, which count in no latency.")
-    if conditions and conditions[0].cores:
-        sentences.append(f"Timed on {describe_cores(conditions[0].cores)}.")
+    if conditions and conditions[0].seat:
+        sentences.append(f"Timed on {conditions[0].seat}.")
     return " ".join(sentences)
 
 

@@ -26,6 +26,7 @@ reweighting (Lange, Little and Taylor, JASA 84, 1989). experiments/in_use compar
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
@@ -101,6 +102,7 @@ class Conditions:
         traffic_std: Its standard error.
         reference_ms: The reference's latency on the quiet machine; 0: not known.
         cores: The logical cores on which the run was when it ended.
+        seat: The same in words, by the machine that timed: which of how many cores, and of which kind.
         throttled: Periods in which a CPU quota stopped the run.
     """
 
@@ -115,6 +117,7 @@ class Conditions:
     traffic_std: float = 0.0
     reference_ms: float = 0.0
     cores: tuple[int, ...] = ()
+    seat: str = ""
     throttled: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,8 +134,10 @@ class Conditions:
         if not all(0 < number < math.inf for number in positive) or not all(map(math.isfinite, others)) or min(
                 numbers["traffic_std"], numbers["reference_ms"], numbers["memory_us"]) < 0:
             raise ValueError("conditions must be positive and finite")
+        if not re.fullmatch(r"[a-z0-9, ]*", seat := data.get("seat", "")):  # another machine's words, for cards
+            raise ValueError("seat must be plain words")
         values: dict[str, Any] = {**slopes, **numbers}
-        return cls(float(data["probe_us"]), **values, cores=tuple(map(int, data["cores"])),
+        return cls(float(data["probe_us"]), **values, cores=tuple(map(int, data["cores"])), seat=seat,
                    throttled=int(data["throttled"]))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hwnas.system.cores import allowed_cores, busy_seconds, busy_shares, choose_cores
+from hwnas.system.cores import allowed_cores, busy_seconds, busy_shares, choose_cores, describe_cores
 
 LOOK_EVERY_S = 1.0  # a hundred ticks of /proc/stat
 SHARED = 0.15  # most of a core that others may use: a busy process takes half of it
@@ -24,6 +24,7 @@ class Seat:
         self.threads, self.allowed = threads, allowed_cores()
         self.can_choose = 0 < threads < len(self.allowed)
         self.cores = choose_cores(threads, busy_shares(self.allowed) if self.can_choose else {}, self.allowed)
+        self.words = describe_cores(self.cores, self.allowed)
         self._shared = 0  # looks in a row at which the cores were shared
         self._start_look()
 
@@ -51,7 +52,7 @@ class Seat:
         chosen = choose_cores(self.threads, others, self.allowed)
         if sum(others.get(core, 1.0) for core in chosen) > WORTH_MOVING * here * len(chosen):
             return False
-        self.cores = chosen
+        self.cores, self.words = chosen, describe_cores(chosen, self.allowed)
         self.pin()
         return True
 

@@ -141,9 +141,9 @@ def choose_cores(threads: int, busy: Mapping[int, float], cores: Sequence[int] |
     return sorted([*chosen, *rest[: threads - len(chosen)]])
 
 
-def describe_cores(cores: Collection[int]) -> str:
-    """Return cores in words, such as "core 3 of 4" or "cores 2 and 3 of 4, each of two threads"."""
-    all_cores, chosen = allowed_cores(), sorted(cores)
+def describe_cores(cores: Collection[int], all_cores: Sequence[int]) -> str:
+    """Return some of `all_cores` of this machine in words, such as "core 3 of 4"."""
+    chosen = sorted(cores)
     words = f"core {chosen[0]}" if len(chosen) == 1 else f"cores {', '.join(map(str, chosen[:-1]))} and {chosen[-1]}"
     kinds = physical_cores(all_cores)
     own_kinds = {logical: kind for logical, kind in kinds.items() if {*logical} & {*chosen}}

@@ -282,3 +282,13 @@ def test_stalls_by_a_quota_count_in_no_latency_and_are_told(virtual_clock, monke
     found = measure({"one": machine.call(2.0)}, machine.call(0.2), Protocol(max_seconds=8.0))
     assert found["one"].latency_ms == pytest.approx(2.0, rel=0.03)
     assert "A CPU quota stopped the run in" in describe_machine(found.values())
+
+
+def test_the_cores_are_told_by_the_machine_that_timed(virtual_clock, monkeypatch):
+    """Over ssh that is another one, with other cores than this one."""
+    machine = Machine(virtual_clock, monkeypatch, lambda at: 1.0)
+    found = measure({"one": machine.call(0.2)}, machine.call(0.2), QUICK)["one"]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda task: {*range(4099)})
+    told = describe_machine([Measurement.from_dict(found.to_dict(), QUICK, "here")])
+    assert "Timed on core" in told
+    assert "of 4099" not in told

@@ -98,7 +98,7 @@ def test_the_quietest_cores_are_taken_and_whole_physical_ones_while_there_are_en
     assert choose_cores(2, {}) in ([2, 3], [0, 3], [1, 2])  # one of each physical core
     assert choose_cores(1, {2: 0.9}) in ([1], [3])  # the thread beside a busy one is no quiet place
     assert choose_cores(3, {}) == sorted({*choose_cores(3, {})})
-    assert "shares a physical core" in describe_cores([0])
+    assert "shares a physical core" in describe_cores([0], range(4))
 
 
 def test_cores_of_one_kind_are_taken_the_fastest_first(machine: Path) -> None:
@@ -107,7 +107,7 @@ def test_cores_of_one_kind_are_taken_the_fastest_first(machine: Path) -> None:
     assert choose_cores(1, {}) == [1]
     assert choose_cores(2, {}) == [0, 1]
     assert choose_cores(3, {}) != [0, 1]  # more than there are of one kind
-    assert "of the fastest kind" in describe_cores([1])
+    assert "of the fastest kind" in describe_cores([1], range(4))
     for core, capacity in enumerate((446, 446, 1024, 1024)):
         put(machine / f"devices/system/cpu/cpu{core}/cpu_capacity", str(capacity))
     assert choose_cores(1, {3: 0.5}) == [2]
