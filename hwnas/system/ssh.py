@@ -163,8 +163,9 @@ def _why(said: str, code: int, address: Address) -> str:
         return (f"{address}: {last}. It needs Python 3.11 or newer (device_python=/path/to/python), space in ~/.cache, "
                 f"and what this installs: {address.python} -m pip install numpy filelock onnx")
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
-        name, _, port = address.text.partition("@")[2].partition(":")
-        known_as = f"[{name}]:{port}" if port and port != "22" else name
+        # The name in the list of known hosts: of an alias it is another, and the key may be that of a jump host.
+        changed = re.search(r"Host key for ([\w.:%\[\]-]+) has changed", said)
+        known_as = changed[1] if changed else address.text.partition("@")[2]
         return (f"{address} has another host key than before. Make sure that it is that machine; then ssh-keygen -R "
                 f"'{known_as}', and once by hand: {hand}")
     if "Host key verification failed" in said or "host key is known" in said:

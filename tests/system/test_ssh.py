@@ -26,11 +26,13 @@ def test_what_a_shell_or_ssh_could_take_for_more_is_refused() -> None:
             Address.read("pi@a", python)
 
 
-CHANGED = "@@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@@\nHost key verification failed.\n"
+CHANGED = ("@@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@@\nHost key for [192.168.0.7]:2222 "
+           "has changed and you have requested strict checking.\nHost key verification failed.\n")
 
 
 @pytest.mark.parametrize(("said", "code", "words"), [
-    (CHANGED, 255, ["another host key", "ssh-keygen -R '[board]:2222'", "ssh -p 2222 pi@board"]),
+    (CHANGED, 255,  # `board` is an alias
+     ["another host key", "ssh-keygen -R '[192.168.0.7]:2222'", "ssh -p 2222 pi@board"]),
     ("No ED25519 host key is known for b and you have requested strict checking.\nHost key verification failed.", 255,
      ["not known", "fingerprint", "ssh -p 2222 pi@board"]),
     ("pi@board: Permission denied (publickey,password).", 255, ["takes no key", "ssh-copy-id -p 2222 pi@board"]),
