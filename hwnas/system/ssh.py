@@ -111,7 +111,11 @@ class Connection:
             while not line.endswith(f"{marker}\n".encode()):
                 if not (line := self.lines.get(timeout=max(0.0, until - time.monotonic()))):
                     raise ConnectionError
-        except (ConnectionError, queue.Empty):
+        except queue.Empty:
+            self.close()
+            raise ConnectionError(f"{address}: {address.python} did not start within {CONNECT_S:g} s. Try by hand: "
+                                  f"{address.by_hand} {address.python} -V") from None
+        except ConnectionError:
             raise self.close() from None
         except BaseException:
             self.close()

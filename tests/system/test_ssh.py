@@ -69,5 +69,5 @@ def test_a_login_may_print_but_not_for_ever_and_unknown_keys_are_refused(board, 
     assert "BatchMode=yes" in said
     board.reached(before="yes")
     monkeypatch.setattr(ssh, "CONNECT_S", 0.5)
-    with pytest.raises(ConnectionError):
+    with pytest.raises(ConnectionError, match=r"did not start within .* ssh me@board python3 -V"):
         ssh.Connection(Address.read("me@board", "python3"), "pass")
