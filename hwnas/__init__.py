@@ -5,6 +5,7 @@ If an import of timm or torchvision ends with "operator torchvision::nms does no
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from hwnas.errors import HwnasError as HwnasError
     from hwnas.networks.given import register_module as register_module
 
+if sys.platform == "win32":
+    raise ImportError("hwnas runs on Linux, and this is Windows. Install it in WSL: wsl --install")
 warnings.filterwarnings("ignore", "IProgress not found")  # of progress bars of Optuna that hwnas never shows
 end_quietly()
 watch_torchvision()

@@ -69,8 +69,8 @@ _PATH_THERE = re.compile(r"\S*[0-9a-f]{64}\S*")  # of a file that was sent
 # It runs first over there, in any Python 3; the agent needs a newer one. The user sees the message of its exit.
 _BOOT = '''
 import os, sys
-if sys.version_info < (3, 11):
-    sys.exit("its " + sys.executable + " is Python " + sys.version.split()[0])
+if sys.version_info < (3, 11) or sys.platform != "linux":
+    sys.exit("its " + sys.executable + " is Python " + sys.version.split()[0] + " on " + sys.platform)
 cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "hwnas-agent")
 own = os.path.join(cache, "tmp", str(os.getpid()))
 for folder in (os.path.join(cache, "files"), own):

@@ -6,10 +6,13 @@ Sources: proc(5) for /proc/stat, cgroups(7) and the kernel's admin-guide (cgroup
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from hwnas.errors import TargetError
 
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -21,7 +24,11 @@ _STEPS = 20.0  # cores whose busy shares differ by less than 1/20 count as equal
 
 
 def allowed_cores() -> list[int]:
-    """Return the cores that this process may run on, by its affinity; at least one."""
+    """Return the cores that this process may run on, by its affinity; at least one. Raises TargetError on a system
+    that gives processes no cores of their own, such as macOS."""
+    if not hasattr(os, "sched_getaffinity"):
+        raise TargetError(f"hwnas times networks on Linux alone, and this is {platform.system()}. Give the command on "
+                          "Linux, which may run in a virtual machine.")
     return sorted(os.sched_getaffinity(0))
 
 

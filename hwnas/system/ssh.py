@@ -164,8 +164,8 @@ def _why(said: str, code: int, address: Address) -> str:
     lines = [one_line(line) for line in said.splitlines() if line.strip()]
     last, hand = lines[-1] if lines else f"ssh ended with exit code {code}", address.by_hand
     if code == _FAILED:
-        return (f"{address}: {last}. It needs Python 3.11 or newer (device_python=/path/to/python), space in ~/.cache, "
-                f"and what this installs: {address.python} -m pip install numpy filelock onnx")
+        return (f"{address}: {last}. It needs Python 3.11 or newer on Linux (device_python=/path/to/python), space in "
+                f"~/.cache, and what this installs: {address.python} -m pip install numpy filelock onnx")
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
         # The name in the list of known hosts: of an alias it is another, and the key may be that of a jump host.
         changed = re.search(r"Host key for ([\w.:%\[\]-]+) has changed", said)

@@ -122,6 +122,10 @@ def test_a_python_that_is_missing_or_old_is_named(board: Board) -> None:
     old = program(board.folder / "old", '#!/bin/sh\nread line; echo "its old is Python 3.9.2" >&2; exit 1\n')
     with pytest.raises(DeviceError, match=r"its old is Python 3\.9\.2\. It needs Python 3\.11 .*device_python="):
         Board(board.folder, str(old)).device()
+    mac = program(board.folder / "mac", f"#!/bin/sh\nexec {sys.executable} -c "
+                  "'import sys; sys.platform = \"darwin\"; exec(sys.stdin.readline())'\n")
+    with pytest.raises(DeviceError, match=r" on darwin\. It needs Python 3\.11 or newer on Linux"):
+        Board(board.folder, str(mac)).device()
     old.chmod(0o644)  # its "Permission denied" is not about a key
     with pytest.raises(DeviceError, match=rf"has no {old} to run .*denied.*device_python="):
         Board(board.folder, str(old)).device()

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from hwnas.errors import BudgetError, ConfigError, DataError, UserError
+from hwnas.errors import BudgetError, ConfigError, DataError, TargetError, UserError
 from hwnas.system import clock, paths
 from hwnas.system.clock import Deadline, read_spent_s, spending
 from hwnas.system.paths import check_home, check_locks
+from hwnas.target import Host
 
 COMMAND = Path(sys.executable).with_name("hwnas")
 
@@ -121,6 +122,15 @@ print(len(os.sched_getaffinity(0)))"""
     done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, timeout=300, check=True,
                           env={**os.environ, "OMP_PROC_BIND": "true", "OMP_PLACES": "cores"})
     assert done.stdout.split() == [str(len(os.sched_getaffinity(0)))], done.stderr
+
+
+def test_other_systems_than_linux_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    with pytest.raises(TargetError, match="on Linux alone"):
+        Host.detect()
+    done = subprocess.run([sys.executable, "-c", "import sys; sys.platform = 'win32'; import hwnas"], text=True,
+                          capture_output=True, check=False)
+    assert "WSL" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full disk to write to")
