@@ -81,15 +81,24 @@ def save_ir(onnx_path: Path, xml: Path, layout: str, classes: Sequence[str], opt
     """
     openvino = import_openvino()
     try:
-        model = openvino.Core().read_model(os.fspath(onnx_path))
+        core = _open_core()
+        model = core.read_model(os.fspath(onnx_path))
         model.input(0).get_node().set_layout(openvino.Layout(layout))
         model.set_rt_info(" ".join("_".join(name.split()) for name in classes), ["model_info", "labels"])
         xml.parent.mkdir(parents=True, exist_ok=True)
         openvino.save_model(model, os.fspath(xml), compress_to_fp16=False)
-        openvino.Core().compile_model(os.fspath(xml), "CPU", dict(options))
+        core.compile_model(os.fspath(xml), "CPU", dict(options))
         write_atomic(xml.with_name("compile_options.json"), json.dumps(options, indent=1) + "\n")
     except RuntimeError as error:
         raise FileError(onnx_path, f"OpenVINO cannot write it: {one_line(error)}") from error
+
+
+def _open_core() -> Any:
+    """Return OpenVINO with its CPU plugin loaded. Loading it is what sets a small stack for signal handlers."""
+    core = import_openvino().Core()
+    core.get_versions("CPU")
+    use_own_stack()
+    return core
 
 
 class OpenVinoRuntime:
@@ -101,7 +110,7 @@ class OpenVinoRuntime:
 
     @cached_property
     def _core(self) -> Any:
-        return import_openvino().Core()
+        return _open_core()
 
     def version(self) -> str:
         return f"openvino {package_version('openvino')}"
@@ -159,9 +168,7 @@ class OpenVinoRuntime:
             model = self._core.read_model(os.fspath(path))
             shape = model.input(0).partial_shape
             model.reshape([target.batch, *(shape[axis].get_length() for axis in range(1, len(shape)))])
-            compiled = self._core.compile_model(model, "CPU", _config(target, counters=counters))
-            use_own_stack()
-            return compiled
+            return self._core.compile_model(model, "CPU", _config(target, counters=counters))
         except RuntimeError as error:
             raise FileError(path, f"OpenVINO cannot compile it in {target.precision}: {one_line(error).rstrip('.')}.",
                             "Choose a target of another precision or runtime.") from error
