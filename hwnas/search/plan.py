@@ -205,8 +205,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     deployments = read_deployments(options.target, options.host, open_device(options, console), console,
                                    anywhere=trials_only)
     target, device, at_hand = deployments[0].target, deployments[0].device, deployments[0].at_hand
-    if target.device != "cpu" and at_hand and not trials_only:
-        device.runtime(target.runtime).check(target)  # not after the trials
+    if at_hand and not trials_only:
+        device.runtime(target.runtime).check(target)  # not after the images are read
     objective = _read_objective(options, deployments)
     info = inspect_dataset(options.dataset)
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},

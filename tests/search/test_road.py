@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, DataError, StudyError
+from hwnas.errors import ConfigError, DataError, StudyError, TargetError
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.search import calibration, road, trials
@@ -147,6 +147,12 @@ def test_baselines_begin_with_the_pretrained_weights_that_are_there(hwnas_home, 
         baselines("pretrained=true", "baselines=[]")
     with pytest.raises(ConfigError, match="is of one network, and there are 2"):
         baselines(f"pretrained.file={tmp_path / 'test_efficientnet.safetensors'}")
+
+
+def test_a_target_that_the_machine_cannot_run_is_refused_before_images_are_read(hwnas_home, tmp_path):
+    given = ["+target=ort_fp32", "target.precision=bf16", f"out={tmp_path / 'run'}", "baselines=[]"]
+    with pytest.raises(TargetError, match="cannot run bf16"):
+        make_plan(compose("search", given), Console(quiet=True))
 
 
 def test_pretrained_weights_that_do_not_fit_are_refused_before_the_trials(hwnas_home, tmp_path):
