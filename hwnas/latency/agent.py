@@ -135,8 +135,9 @@ class _Worker:
 
     def _hello(self) -> dict[str, Any]:
         """Return this host. Remove files of killed agents, and the files used longest ago beyond MOST_KEPT bytes."""
-        for folder in self.own.parent.iterdir():  # named by the agents' process numbers
-            if not Path("/proc", folder.name).exists():
+        for folder in self.own.parent.iterdir():  # machine-process: other machines may have the same home
+            machine, _, process = folder.name.rpartition("-")
+            if machine == os.uname().nodename and not Path("/proc", process).exists():
                 shutil.rmtree(folder, ignore_errors=True)
         total = 0
         with contextlib.suppress(FileNotFoundError):  # another agent tidies too

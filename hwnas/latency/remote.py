@@ -72,7 +72,7 @@ import os, sys
 if sys.version_info < (3, 11) or sys.platform != "linux":
     sys.exit("its " + sys.executable + " is Python " + sys.version.split()[0] + " on " + sys.platform)
 cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "hwnas-agent")
-own = os.path.join(cache, "tmp", str(os.getpid()))
+own = os.path.join(cache, "tmp", os.uname().nodename + "-" + str(os.getpid()))
 for folder in (os.path.join(cache, "files"), own):
     os.makedirs(folder, mode=0o700, exist_ok=True)
 with open(os.path.join(own, "agent.zip"), "wb") as file:

@@ -94,11 +94,14 @@ def test_what_is_needed_is_enough_and_the_wall_clock_may_jump(board: Board, file
     measurement = timed(device, files["fp32"])
     assert len(measurement.turns) >= 1
     device.close()
-    left = board.files.parent / "tmp/999999999"  # of an agent that was killed
+    left = board.files.parent / f"tmp/{os.uname().nodename}-999999999"  # of an agent that was killed
+    working = left.with_name("other-999999999")  # on another machine that has the same home
     left.mkdir()
+    working.mkdir()
     board.device().close()
     wait_for_agents(board.folder)  # each removes its own files as it ends
     assert not left.exists()
+    assert working.exists()
     left_over = [path for path in (board.folder / "home").rglob("*") if path.is_file()]
     # Files for later, and what is known of the machine when it is quiet, if it was.
     assert {path.parent.name for path in left_over if path.name != "quiet_runs.json"} == {"files"}
