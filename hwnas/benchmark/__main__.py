@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,8 +91,9 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     """Make the files and time them, in a child process here or on another machine."""
     if not options.model:
         raise ConfigError("which network? Add model=PATH of an .onnx file, or model=timm:NAME.")
-    deployment = Deployment.of(options.target, None, console, open_device(options, console))
-    target, device, host = deployment.target, deployment.device, deployment.device.host
+    target, most = options.target, max(options.threads or (options.target.threads,))
+    device = Deployment.of(replace(target, threads=most), None, console, open_device(options, console)).device
+    host = device.host
     runtime = device.runtime(target.runtime)
     runtime.check(target)
     with temporary_folder() as folder:

@@ -64,7 +64,8 @@ class Deployment:
         """Return `target` on the host `wanted` (None: `device`, which is this machine unless the user named one).
 
         If `wanted` is another host, it must have a latency table (UnknownName), unless `anywhere`, and `device` must be
-        this machine (ConfigError). A CPU of another vendor than the target's is only noted."""
+        this machine (ConfigError). A CPU of another vendor than the target's is only noted, and so are more
+        threads than cores."""
         device = device.for_target(target)
         host = device.host
         wanted = wanted or host.name
@@ -72,6 +73,10 @@ class Deployment:
             if target.device == "cpu" and target.vendor and target.vendor != host.vendor:
                 console.say(f"note: {target.name} is called after CPUs of {target.vendor}, and runs as well on this "
                             f"{host.cpu}: every number is of {host.name}.")
+            if target.threads > host.cores:
+                console.remark(f"note: {target.name} has {target.threads} threads, for which {host.name} has "
+                               f"{host.cores} cores. They wait for each other, and stops by a CPU quota are in p90 and "
+                               "p99 alone.")
             return cls(target, host.name, True, device)
         if not device.is_here:
             raise ConfigError(f"the device is {host.name}, and host={wanted} is another. Leave host out; to name the "

@@ -39,7 +39,7 @@ from hwnas.search.road import _is_made
 from hwnas.study.candidate import SearchOptions
 from hwnas.study.objective import Objective
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder
-from hwnas.target import Target
+from hwnas.target import Host, Target
 from hwnas.verify import command as verify
 
 pytestmark = pytest.mark.usefixtures("any_machine", "few_images")
@@ -71,6 +71,14 @@ def test_threads_multiply_a_set() -> None:
     assert [(target.name, target.threads) for target in read(["ort_int8", "ort_fp32"], threads=[1, 2])] == [
         ("ort_int8-t1", 1), ("ort_int8-t2", 2), ("ort_fp32-t1", 1), ("ort_fp32-t2", 2)]
     assert [(target.name, target.threads) for target in read(["ort_int8"], threads=[2])] == [("ort_int8", 2)]
+
+
+def test_more_threads_than_cores_are_told() -> None:
+    console, cores = Console(quiet=True), Host.detect().cores
+    for threads in (1, cores, cores + 1):
+        Deployment.of(replace(INT8, threads=threads), None, console)
+    only, = console.remarks
+    assert f"has {cores + 1} threads" in only
 
 
 @pytest.mark.parametrize(("names", "said"), [
