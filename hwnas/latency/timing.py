@@ -27,7 +27,7 @@ from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.system.cores import usable_cores
+from hwnas.system.cores import choose_cores, free_memory_mb, usable_cores
 from hwnas.system.gpu import describe_gpu
 from hwnas.system.paths import temporary_folder
 from hwnas.system.processes import Pool, end
@@ -139,6 +139,7 @@ def _prepare(architecture: Architecture, target: Target, folder: Path, compiles:
 
 
 WAVE = 24  # networks that are timed together
+EXPORT_MB = 400  # of memory that a process takes to export and quantise networks
 OnTimed = Callable[[Architecture, Measurement], None]
 _Export = Future[TimedFile]
 _Wave = list[tuple[Architecture, _Export]]
@@ -160,12 +161,12 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
         self.waves: deque[_Wave] = deque()  # prepared and not yet timed
         self._end = ExitStack()
         self._folder = Path(self._end.enter_context(temporary_folder()))
-        # Exports run on the cores that measuring leaves free, the first ones (a seat prefers the last).
+        # Exports run on the cores that a measurement leaves free, as many at a time as memory allows.
         cores = usable_cores()
-        self._spare = cores[: -target.threads] if 0 < target.threads < len(cores) else []
-        if not self.device.is_here:
-            self._spare = cores
-        self._pool = Pool(max(1, len(self._spare or cores)), _settle, (self._spare or cores,))
+        seat = choose_cores(target.threads, {}, cores) if self.device.is_here else []
+        self._spare = [core for core in cores if core not in seat]
+        n = min(len(self._spare or cores), max(1, free_memory_mb() // EXPORT_MB))
+        self._pool = Pool(n, _settle, (self._spare or cores,))
         self._reference_export = self._start_export(reference, self._folder / "reference")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,

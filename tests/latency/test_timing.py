@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
 import pytest
 from deployment_fixtures import measured
 
-from hwnas.latency import wave
+from hwnas.latency import timing, wave
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.timing import prepare_network, reference_network, time_files
+from hwnas.system import cores
 from hwnas.target import Target
 
 NULL = Target("null_fp32", "null", "fp32")
@@ -45,6 +47,18 @@ def test_every_file_is_compiled_as_often_as_the_protocol_says_and_the_reference_
     assert (asked["seed"], asked["threads"]) == (7, 1)
     assert asked["reference_id"] == "null 1 fp32 1t cpu b1 404a1fb8"
     assert len(set(asked["calls"]["one"])) == 3
+
+
+def test_exports_leave_the_core_of_a_measurement_free_and_fit_into_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(timing, "Pool", lambda *options: made.append(options) or SimpleNamespace(shutdown=dict))
+    monkeypatch.setattr(timing.NetworkTimer, "_start_export", lambda *_: None)
+    monkeypatch.setattr(timing, "usable_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(cores, "physical_cores", lambda some: {(0,): 1, (1,): 1, (2,): 0, (3,): 0})  # two P, two E
+    for free_mb, n in ((100_000, 3), (2 * timing.EXPORT_MB, 2), (1, 1)):
+        monkeypatch.setattr(timing, "free_memory_mb", lambda free_mb=free_mb: free_mb)
+        with timing.NetworkTimer(NULL, reference_network(), Protocol()):
+            assert made.pop()[::2] == (n, ([0, 2, 3],))
 
 
 def test_the_reference_and_the_noise_suit_the_images_of_what_is_timed(file):
