@@ -39,7 +39,7 @@ from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import RunFolder
 from hwnas.tasks.task import Task, load_task, trunk_of
-from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
+from hwnas.training.place import CPU, TrainingOptions, check_precision, processes, resolved
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 
 RACE = "race"  # value of `accuracy`: networks race, and nothing is estimated
@@ -237,8 +237,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     own, parts = ({}, PARTS) if accuracy == RACE else (section(config, accuracy), FINALISTS)
     named = _named(config, options, deployments)
     return Plan(options, deployments, space, starts, out, accuracy, own, sampler, objective, recipe, baselines,
-                _workers(options), options.finalists.k or parts, _earlier_run(options.search.reuse), kept(named),
-                omegaconf.OmegaConf.to_yaml(named, resolve=True), able)
+                _workers(options, console), options.finalists.k or parts, _earlier_run(options.search.reuse),
+                kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True), able)
 
 
 def _read_options(config: Config) -> tuple[Config, PlanOptions]:
@@ -296,10 +296,14 @@ def _named(config: Config, options: PlanOptions, deployments: Sequence[Deploymen
     return named
 
 
-def _workers(options: PlanOptions) -> int:
+def _workers(options: PlanOptions, console: Console) -> int:
     """Return the number of processes that train side by side: 1 if a network's module is in this process alone."""
-    alone = any(name.startswith(MODULE) for name in options.arounds)
-    return 1 if alone else processes(options.workers, options.training.device)
+    if any(name.startswith(MODULE) for name in options.arounds):
+        return 1
+    n, cores = processes(options.workers, options.training.device), len(usable_cores())
+    if not options.workers and options.training.device == CPU and n < cores:
+        console.note(f"{n} of {cores} cores train, as memory holds no more processes; workers=N decides otherwise")
+    return n
 
 
 def _check_head(space: SearchSpace, info: DatasetInfo) -> None:

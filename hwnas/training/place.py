@@ -10,12 +10,13 @@ from itertools import chain
 from hwnas.cli.options import option
 from hwnas.errors import TargetError
 from hwnas.lazy import nn, torch
-from hwnas.system.cores import usable_cores
+from hwnas.system.cores import free_memory_mb, usable_cores
 from hwnas.target import Host
 
 CPU = "cpu"
 PLACES = ("cpu", "cuda", "auto")
 PRECISIONS = ("auto", "fp32", "bf16")
+PROCESS_MB = 640  # of memory that a training takes, with small networks and few images
 MOST_ON_A_GPU = 4  # processes at once: each has its own context and images in the GPU's memory
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
@@ -57,9 +58,10 @@ def has_bf16() -> bool:
 
 
 def processes(asked: int, device: str) -> int:
-    """Return the number of trainings at once: as asked, or for 0 one for each core, MOST_ON_A_GPU at most on a GPU."""
-    cores = len(usable_cores())
-    return asked or (cores if device == CPU else min(cores, MOST_ON_A_GPU))
+    """Return the number of trainings at once: as asked, or for 0 one for each core, as many as the memory holds, and
+    MOST_ON_A_GPU at most on a GPU."""
+    most = min(len(usable_cores()), max(1, free_memory_mb() // PROCESS_MB))
+    return asked or (most if device == CPU else min(most, MOST_ON_A_GPU))
 
 
 def tell_idle(device: str, say: Callable[[str], None]) -> None:

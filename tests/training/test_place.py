@@ -121,8 +121,16 @@ def test_a_gpu_that_stays_idle_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_few_processes_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "usable_cores", lambda: list(range(32)))
+    monkeypatch.setattr(place, "free_memory_mb", lambda: 100_000)
     assert [place.processes(0, "cpu"), place.processes(0, "cuda"), place.processes(9, "cuda")] == [
         32, place.MOST_ON_A_GPU, 9]
+
+
+def test_as_many_train_as_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "usable_cores", lambda: list(range(32)))
+    for free_mb, n in ((0, 1), (3 * place.PROCESS_MB, 3)):
+        monkeypatch.setattr(place, "free_memory_mb", lambda free_mb=free_mb: free_mb)
+        assert place.processes(0, "cpu") == n
 
 
 def test_memory_of_a_gpu_is_given_back_after_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
