@@ -32,7 +32,7 @@ from hwnas.latency.copies import TimedFile
 from hwnas.latency.curve import time_curve
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.wave import Wave
-from hwnas.runtimes.child import WAITING, limited_memory
+from hwnas.runtimes.child import WAITING, limited_memory, stacks_mb
 from hwnas.runtimes.runtime import Compiled, load_runtime
 from hwnas.system.paths import unwritten
 from hwnas.system.processes import die_with_parent
@@ -105,6 +105,8 @@ class _Worker:
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Return the result of a request, or its error. Any exception is one: a library may be half installed here."""
         memory_mb, operation = asked.pop("memory_mb", None), getattr(self, f"_{asked.pop('op')}")
+        if memory_mb:
+            memory_mb += stacks_mb(asked.get("job", {}).get("threads") or [asked["network"]["target"]["threads"]])
         try:
             with limited_memory(memory_mb) if memory_mb else contextlib.nullcontext():
                 return {"result": operation(**asked)}

@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from hwnas import errors
 from hwnas.errors import CandidateError, HwnasError, ModelError
 from hwnas.runtimes.foreign import read_checked
 from hwnas.runtimes.runtime import inspected, load_runtime
+from hwnas.system.cores import usable_cores
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import no_space
 from hwnas.system.processes import last_words, start
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 Progress = Callable[[float, str], None]
 Task = Callable[[Mapping[str, Any], Target, "Runtime", Progress], Any]
 WAITING = "waiting"  # a note with this beginning reports that another process measures: the time-out is off
+STACK_MB, SESSIONS = 9, 12  # of a thread's stack; networks that are compiled at a time, each with its own threads
 # Seconds to compile and run once, on a CPU and on another device, which may try out the kernels of every node.
 _PROBED_S, _PROBED_ELSEWHERE_S = 60.0, 900.0
 
@@ -47,9 +49,9 @@ def probe_model(path: str | os.PathLike[str], target: Target, memory_mb: int = 2
     only the time is bounded). CandidateError says why it failed: refused, crashed, out of memory, timed out.
     TargetError as `Runtime.check`.
     """
-    try:
-        run_child("hwnas.runtimes.child", {"path": os.fspath(path), "look": look}, target, memory_mb=memory_mb,
-                  timeout_s=_PROBED_S if target.device == "cpu" else _PROBED_ELSEWHERE_S)
+    try:  # on one thread: the stacks of a thread for each of many cores would use the memory up
+        run_child("hwnas.runtimes.child", {"path": os.fspath(path), "look": look}, replace(target, threads=1),
+                  memory_mb=memory_mb, timeout_s=_PROBED_S if target.device == "cpu" else _PROBED_ELSEWHERE_S)
     except ModelError as error:
         raise CandidateError(str(error)) from None
 
@@ -161,8 +163,9 @@ def serve(task: Task) -> int:
         runtime.check(target)
         import_module("onnx")  # and ONNX Runtime, before the limit, which is for the model alone
         import_onnxruntime()
+        most_mb = job["memory_mb"] + stacks_mb(job.get("threads") or [target.threads])
         # CUDA reserves far more address space than it uses, so the limit is for CPUs only.
-        with limited_memory(job["memory_mb"]) if target.device == "cpu" else contextlib.nullcontext():
+        with limited_memory(most_mb) if target.device == "cpu" else contextlib.nullcontext():
             send(result=task(job, target, runtime, lambda share, note: send(share=share, note=note)))
     except HwnasError as error:
         send(error=type(error).__name__, message=str(error))
@@ -174,6 +177,12 @@ def serve(task: Task) -> int:
         label = job.get("label", job["path"])
         send(error="ModelError", message=f"{label}: out of memory; the limit is {job['memory_mb']} MiB.")
     return 0
+
+
+def stacks_mb(threads: Iterable[int]) -> int:
+    """Return the MiB for the stacks of more than one thread (0: one for each core), by the largest of some numbers of
+    threads. Stacks count as a process' data, and a runtime that gets none for a thread may wait for ever."""
+    return STACK_MB * SESSIONS * (max(each or len(usable_cores()) for each in threads) - 1)
 
 
 def _probe(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> None:

@@ -207,9 +207,15 @@ def test_a_tflite_file_tells_its_input_where_hwnas_wrote_it_and_litert_runs_it(t
 @pytest.mark.parametrize(("device", "longest_s"), [("cpu", 60), ("cuda", 900), ("npu", 900)])
 def test_devices_that_no_runtime_here_has_may_take_as_long_as_a_gpu(device, longest_s, monkeypatch):
     asked = []
-    monkeypatch.setattr(child, "run_child", lambda *_, timeout_s, **__: asked.append(timeout_s))
-    probe_model("model.onnx", Target("mine", "mine", "fp32", device=device))
-    assert asked == [longest_s]
+    monkeypatch.setattr(child, "run_child", lambda *given, timeout_s, **_: asked.append((timeout_s, given[2].threads)))
+    probe_model("model.onnx", Target("mine", "mine", "fp32", device=device, threads=0))
+    assert asked == [(longest_s, 1)]  # the stacks of a thread for each of many cores need the memory that it may have
+
+
+def test_the_stacks_of_many_threads_leave_a_child_the_memory_that_it_may_have(monkeypatch):
+    monkeypatch.setattr(child, "usable_cores", lambda: [*range(256)])
+    assert child.stacks_mb([1]) == 0
+    assert child.stacks_mb([1, 0]) > 8 * 9 * 255
 
 
 def count(path: Path) -> int:
