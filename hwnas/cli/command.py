@@ -358,7 +358,7 @@ def _fill(config: omegaconf.DictConfig, command: str) -> None:
 
 
 def _expand_homes(config: DictConfig) -> None:
-    for key in _PATHS:
+    for key in (key for key in _PATHS if key != "device_python"):  # that ~ is the home on the device
         value = omegaconf.OmegaConf.select(config, key)
         if isinstance(value, str) and value.startswith("~"):
             whole = os.path.expanduser(value)

@@ -171,6 +171,12 @@ def test_a_path_is_taken_as_it_is_typed(names):
     assert [OmegaConf.select(config, key) for key in PATHS] == [*map(os.path.expanduser, names)]
 
 
+def test_the_home_of_a_device_is_no_home_here():
+    config = compose("benchmark", ["target=ort_int8", "device=pi@board", "device_python=~/venv/bin/python", "out=~/b"])
+    assert config.device_python == "~/venv/bin/python"
+    assert config.out == os.path.expanduser("~/b")
+
+
 @pytest.mark.parametrize("name", ["ü (1), x=y", "a\\'b", "#%?&;*", "${oc.env:HOME}", "\\${a}", "'whole'", "null"])
 def test_a_path_passes_between_our_own_processes(name, tmp_path):
     given = str(tmp_path / name)
