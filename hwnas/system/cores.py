@@ -124,8 +124,8 @@ def choose_cores(threads: int, busy: Mapping[int, float], cores: Sequence[int] |
         cores: The cores to choose from; None: all that this process may run on.
 
     Returns:
-        Logical cores, one of each physical core while there are enough. Of equally busy cores the last are taken,
-        because the first serve most interrupts.
+        Logical cores, one of each physical core while there are enough. Of equally busy cores those of one socket are
+        taken, and the last, because the first serve most interrupts.
     """
     cores = allowed_cores() if cores is None else sorted(cores)
     threads = min(threads or len(usable_cores()), len(cores))
@@ -141,8 +141,15 @@ def choose_cores(threads: int, busy: Mapping[int, float], cores: Sequence[int] |
     def load(logical: tuple[int, ...]) -> tuple[float, int]:
         return round(_STEPS * sum(busy.get(each, 0.0) for each in logical)), -max(logical)
 
+    # Threads on several sockets wait for each other's caches: of equally quiet cores, those of one socket.
+    quietest, sockets = sorted(alike, key=load), dict[str, list[tuple[int, ...]]]()
+    for logical in quietest:
+        socket = text_of(DEVICES / f"system/cpu/cpu{logical[0]}/topology/physical_package_id")
+        sockets.setdefault(socket, []).append(logical)
+    least = sum(load(logical)[0] for logical in quietest[:threads])
+    quietest = next((own for own in sockets.values() if len(own) >= threads
+                     and sum(load(logical)[0] for logical in own[:threads]) == least), quietest)
     # Of each quiet physical core its quietest logical one; the siblings follow only if more threads are needed.
-    quietest = sorted(alike, key=load)
     chosen = [min(logical, key=lambda each: (busy.get(each, 0.0), -each)) for logical in quietest[:threads]]
     rest = [each for logical in quietest for each in logical if each not in chosen]
     return sorted([*chosen, *rest[: threads - len(chosen)]])

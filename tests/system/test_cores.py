@@ -101,6 +101,16 @@ def test_the_quietest_cores_are_taken_and_whole_physical_ones_while_there_are_en
     assert "shares a physical core" in describe_cores([0], range(4))
 
 
+def test_of_equally_busy_cores_those_of_one_socket_are_taken(machine: Path) -> None:
+    for core in range(4):  # as many servers number them
+        put(machine / f"devices/system/cpu/cpu{core}/topology/physical_package_id", str(core % 2))
+    assert choose_cores(1, {}) == [3]
+    assert choose_cores(2, {}) == [1, 3]
+    assert choose_cores(2, {3: 0.9}) == [0, 2]
+    assert choose_cores(2, {0: 0.9, 3: 0.9}) == [1, 2]
+    assert choose_cores(3, {3: 0.9}) == [0, 1, 2]
+
+
 def test_cores_of_one_kind_are_taken_the_fastest_first(machine: Path) -> None:
     put(machine / "devices/cpu_core/cpus", "0-1")
     put(machine / "devices/cpu_atom/cpus", "2-3")
