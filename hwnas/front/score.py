@@ -21,11 +21,13 @@ from hwnas.latency.timing import HERE, Device, time_files
 from hwnas.networks.network import Network
 from hwnas.runtimes.runtime import FP32, Answers, answer, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture
+from hwnas.system.cores import usable_cores
 from hwnas.system.run_folder import ModelFolder
 from hwnas.target import Host, Target
 from hwnas.tasks.task import Grades, load_task
 
 LEAST_ROUNDS = 24  # turns of every network, so that published times cover a longer time than a calibration does
+GRADING_THREADS = 4  # of an fp32 file: several may be graded at once, and one core may answer as fast by the int8 file
 MOST_VALIDATED = 2048  # validation images, at most, that deployed files answer: for pairs, and to check the test set
 PAUSED_CALLS = 21  # calls of each network after a pause; the pauses take about half a second in all
 LEAST_CALLS = -(-P99_SAMPLES // LEAST_ROUNDS)  # calls of a turn: all turns together suffice for a 99th percentile
@@ -61,7 +63,8 @@ class Scores:
 
 def fp32_grades(path: Path, dataset: Dataset) -> Grades:
     """Grade an fp32 ONNX file's answers to the test images, in ONNX Runtime."""
-    compiled = load_runtime(FP32.runtime).compile(path, FP32)
+    target = replace(FP32, threads=min(GRADING_THREADS, len(usable_cores())))
+    compiled = load_runtime(target.runtime).compile(path, target)
     return load_task(dataset.task).grade(predict(compiled, dataset), dataset.test.targets)
 
 

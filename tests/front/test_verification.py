@@ -8,6 +8,7 @@ import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deployment_fixtures as made_up
@@ -20,9 +21,9 @@ from onnx import helper
 from hwnas import verify
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
-from hwnas.errors import DataError, ExportError, StudyError, Unfinished
+from hwnas.errors import CandidateError, DataError, ExportError, StudyError, Unfinished
 from hwnas.front import make as deployable
-from hwnas.front import verification
+from hwnas.front import score, verification
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import FrontRow, load_front, save_front
 from hwnas.front.score import Scores, Timing, compare_sets
@@ -302,3 +303,19 @@ def test_test_images_that_are_harder_than_validation_images_are_a_remark(
     monkeypatch.setattr("hwnas.front.score.fp32_grades", lambda path, given: RightAnswers(
         np.arange(len(given.test)) < round((test if given.test is data.test else validation) * len(given.test))))
     assert compare_sets(tmp_path, data).startswith("test images differ from validation images") == is_gap
+
+
+def test_an_fp32_file_is_graded_on_a_few_threads_however_many_cores_there_are(monkeypatch):
+    """Several processes grade at once, and a search plans the seconds of deployed files by it."""
+    threads: list[int] = []
+
+    def compile(path: Path, target: Target) -> None:
+        threads.append(target.threads)
+        raise CandidateError("seen")
+
+    monkeypatch.setattr(score, "load_runtime", lambda name: SimpleNamespace(compile=compile))
+    for cores in (1, 256):
+        monkeypatch.setattr(score, "usable_cores", lambda cores=cores: [*range(cores)])
+        with pytest.raises(CandidateError):
+            score.fp32_grades(Path("model.onnx"), sides_data())
+    assert threads == [1, score.GRADING_THREADS]
