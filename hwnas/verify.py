@@ -27,7 +27,7 @@ from hwnas.networks.network import Shape
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import read_objective
 from hwnas.system.run_folder import RunFolder
-from hwnas.target import read_targets
+from hwnas.target import read_targets, target_named
 from hwnas.training.recipe import FULL_TRAINING, Recipe
 
 
@@ -58,6 +58,8 @@ def run(config: Config, console: Console) -> None:
         environment = folder.read_environment()
         device = device.for_target(read_targets(environment["target"])[0])
         check_host(environment, options.host, device.host.name)
+        for target in {target_named(environment["target"], row.target) for row in rows}:
+            device.runtime(target.runtime).check(target)  # not after the images are read
         search = folder.read_config()
         making = making_of(folder, search, environment, options.dataset)
         data = making.dataset

@@ -21,7 +21,7 @@ from onnx import helper
 from hwnas import verify
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
-from hwnas.errors import CandidateError, DataError, ExportError, StudyError, Unfinished
+from hwnas.errors import CandidateError, DataError, ExportError, StudyError, TargetError, Unfinished
 from hwnas.front import make as deployable
 from hwnas.front import score, verification
 from hwnas.front.picture import PlotInfo, front_figure
@@ -32,6 +32,7 @@ from hwnas.latency import wave as scoring
 from hwnas.latency.measurement import Turn
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.weights import Pretrained
+from hwnas.runtimes.onnxruntime import OnnxRuntime
 from hwnas.runtimes.runtime import Answers
 from hwnas.study.objective import Objective
 from hwnas.system.run_folder import Manifest, RunFolder
@@ -227,6 +228,16 @@ def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(finished: 
     run.write_config({**config, "dataset": {**config["dataset"], "root": "${oc.env:HOME}"}})
     with pytest.raises(StudyError, match=r"dataset\.root as it was typed.*Add dataset\.root=DIR"):
         verify.run({"run": run.path}, CONSOLE)
+
+
+def test_verify_refuses_a_target_before_images_are_read(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(self: OnnxRuntime, target: Target) -> None:
+        raise TargetError("no integers here")
+
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: pytest.fail("images are read"))
+    monkeypatch.setattr(OnnxRuntime, "check", check)
+    with pytest.raises(TargetError, match="no integers here"):
+        verify.run({"run": finished.path}, CONSOLE)
 
 
 def test_verify_again_drops_the_old_reason(finished: RunFolder, clock, monkeypatch) -> None:
