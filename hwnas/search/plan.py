@@ -205,7 +205,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     deployments = read_deployments(options.target, options.host, open_device(options, console), console,
                                    anywhere=trials_only)
     target, device, at_hand = deployments[0].target, deployments[0].device, deployments[0].at_hand
-    if at_hand and not trials_only:
+    is_certain = target.device == "cpu" and device.is_here and target.precision in ("fp32", "int8")
+    if at_hand and not trials_only and not is_certain:  # loading a runtime takes a second
         device.runtime(target.runtime).check(target)  # not after the images are read
     objective = _read_objective(options, deployments)
     info = inspect_dataset(options.dataset)
