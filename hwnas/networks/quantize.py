@@ -77,11 +77,14 @@ def fold_norms(proto: ModelProto) -> None:
         joined = graph.producer.get(norm.input[0])
         inputs = joined.input if joined is not None and joined.op_type == "Concat" else norm.input[:1]
         parts = [graph.producer.get(name) for name in inputs]
-        # Nothing but this norm may read the concatenation, and nothing but the concatenation its convolutions. A norm
-        # with more outputs is one in training.
-        if len(graph.consumers[norm.input[0]]) > 1 or results & {*inputs, norm.input[0], norm.output[0]} or len(
-                norm.output) > 1 or not all(part is not None and part.op_type == "Conv" and len(graph.consumers[
-                    part.output[0]]) == 1 and graph.constant(part.input[1]) is not None for part in parts):
+        weights = [name for node in (norm, *filter(None, parts)) for name in node.input[1:] if name]
+        # Nothing but this norm may read the concatenation, which is of channels, and nothing but the concatenation its
+        # convolutions. A norm with more outputs is one in training. All weights are constants.
+        if (joined is None or len(graph.consumers[norm.input[0]]) > 1 or len(norm.output) > 1
+                or results & {*inputs, norm.input[0], norm.output[0]}
+                or any(each.name == "axis" and each.i != 1 for each in joined.attribute)
+                or not all(part is not None and part.op_type == "Conv" and len(graph.consumers[part.output[0]]) == 1
+                           for part in parts) or any(graph.constant(name) is None for name in weights)):
             continue
         # Each convolution takes its part of the norm's channels, from `first` on.
         (factor, offset), first = affine_of(graph, norm), 0
@@ -94,7 +97,7 @@ def fold_norms(proto: ModelProto) -> None:
             arrays = (scaled, (0.0 if bias is None else bias) * factor[own] + offset[own])
             del part.input[1:]
             for kind, array in zip(("weight", "bias"), arrays, strict=True):
-                part.input.append(f"{part.output[0]}_{kind}")
+                part.input.append(f"{part.output[0]}/folded_{kind}")
                 folded = onnx.numpy_helper.from_array(np.asarray(array, np.float32), part.input[-1])
                 proto.graph.initializer.append(folded)
         for reader in graph.consumers.get(norm.output[0], []):
