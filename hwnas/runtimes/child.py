@@ -40,6 +40,7 @@ WAITING = "waiting"  # a note with this beginning reports that another process m
 STACK_MB, SESSIONS = 9, 12  # of a thread's stack; networks that are compiled at a time, each with its own threads
 # Seconds to compile and run once, on a CPU and on another device, which may try out the kernels of every node.
 _PROBED_S, _PROBED_ELSEWHERE_S = 60.0, 900.0
+_PROBED_THREADS = 4  # at most: the stacks of a thread for each of many cores would use the memory up
 
 
 def probe_model(path: str | os.PathLike[str], target: Target, memory_mb: int = 2048, look: bool = False) -> None:
@@ -49,8 +50,9 @@ def probe_model(path: str | os.PathLike[str], target: Target, memory_mb: int = 2
     only the time is bounded). CandidateError says why it failed: refused, crashed, out of memory, timed out.
     TargetError as `Runtime.check`.
     """
-    try:  # on one thread: the stacks of a thread for each of many cores would use the memory up
-        run_child("hwnas.runtimes.child", {"path": os.fspath(path), "look": look}, replace(target, threads=1),
+    few = replace(target, threads=min(_PROBED_THREADS, target.threads or _PROBED_THREADS))
+    try:
+        run_child("hwnas.runtimes.child", {"path": os.fspath(path), "look": look}, few,
                   memory_mb=memory_mb, timeout_s=_PROBED_S if target.device == "cpu" else _PROBED_ELSEWHERE_S)
     except ModelError as error:
         raise CandidateError(str(error)) from None

@@ -209,7 +209,7 @@ def test_devices_that_no_runtime_here_has_may_take_as_long_as_a_gpu(device, long
     asked = []
     monkeypatch.setattr(child, "run_child", lambda *given, timeout_s, **_: asked.append((timeout_s, given[2].threads)))
     probe_model("model.onnx", Target("mine", "mine", "fp32", device=device, threads=0))
-    assert asked == [(longest_s, 1)]  # the stacks of a thread for each of many cores need the memory that it may have
+    assert asked == [(longest_s, 4)]  # the stacks of a thread for each of many cores need the memory that it may have
 
 
 def test_the_stacks_of_many_threads_leave_a_child_the_memory_that_it_may_have(monkeypatch):
