@@ -159,18 +159,20 @@ def pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFolde
         answer_all_s = (took_s - made_s) * len(data.test) / max(1, len(some.test))
         scoring_s = (COMPILING_S + (1 + validated_share(data)) * answer_all_s if score is None else
                      max(COMPILING_S, score(ModelFolder(Path(folder)))))
-    # What remains without the training steps and the answers to some images after them. Of a trained network, nothing
-    # of its training counts.
+    # What remains without the training steps and the answers to some images after them.
     step_s, batch = stamps.step_s * making.steps_in_a_step(network), making.recipe.batch_for(len(data.train))
-    answering_s = _answers(some, batch) * step_s
-    return Pace({network.id: step_s}, max(LEAST_MAKING_S, took_s - _PROBED * step_s - answering_s),
-                _answers(data, batch), max(LEAST_MAKING_S, took_s - trained_s - answering_s), scoring_s)
+    validating, testing = _answers(some, batch)
+    making_s = took_s - (_PROBED + validating + testing) * step_s
+    # Of a trained network nothing of its training counts, but its fp32 file answers all test images.
+    exporting_s = made_s - trained_s - validating * step_s + answer_all_s
+    return Pace({network.id: step_s}, max(LEAST_MAKING_S, making_s), sum(_answers(data, batch)),
+                max(LEAST_MAKING_S, exporting_s), scoring_s)
 
 
-def _answers(data: Dataset, batch: int) -> float:
-    """Return the time of answering images after a training, in steps of a batch. The last weights and their average
-    answer the validation images that decide."""
-    return (2 * min(DECIDING, len(data.validation)) + len(data.test)) / (FORWARD * batch)
+def _answers(data: Dataset, batch: int) -> tuple[float, float]:
+    """Return the times of answering validation and test images after a training, in steps of a batch. The last weights
+    and their average answer the validation images that decide."""
+    return 2 * min(DECIDING, len(data.validation)) / (FORWARD * batch), len(data.test) / (FORWARD * batch)
 
 
 def _take_few(data: Dataset, n: int, parts: Sequence[str]) -> Dataset:

@@ -90,10 +90,10 @@ class ObviousCuts(Explorer):
             _tell_failed(space, calibrated, console)
         n_timed = max(len(space.known), len(measured[0].table.networks))  # under a cap on smaller images, too
         timing_s = max(TIMING_S, (time.monotonic() - began) / n_timed)
-        # A network with few multiply-adds gives the pace of making files: most finalists have smaller images.
+        # The network in the middle of the multiply-adds gives the pace of making files.
         by_macs = sorted(space.known.values(), key=lambda network: network.macs)
-        small = plan.network(replace(by_macs[len(by_macs) // 4], image_size=max(space.image_sizes)))
-        pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, small)
+        middle = plan.network(replace(by_macs[len(by_macs) // 2], image_size=max(space.image_sizes)))
+        pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, middle)
         start = " ".join(plan.starts[around].key for around in space.arounds if around in plan.starts)
         recipe = replace(line_recipe(plan, dataset), epochs=1, min_steps=0, max_steps=0)  # the race decides the length
         study = open_run_study(plan, run, dataset, calibrated, options, {

@@ -257,6 +257,27 @@ def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making
     assert len(made) == 4
 
 
+def test_a_trained_network_is_exported_in_the_seconds_that_all_test_images_take_too(clock, monkeypatch) -> None:
+    def make(network: Any, folder: Any, making: Any, heard: Any = lambda *_: None) -> None:
+        for step in range(4):
+            clock.now += 0.5
+            heard(step + 1, 4)
+        clock.now += 2.0
+
+    def grade(path: Path, data: Any) -> None:
+        clock.now += 0.01 * len(data.test)
+
+    monkeypatch.setattr("hwnas.search.minutes.make", make)
+    monkeypatch.setattr("hwnas.search.minutes.fp32_grades", grade)
+    labels = np.arange(10 * minutes._SOME_IMAGES) % 2
+    parts = [Split(np.zeros((n, 8, 8, 1), np.uint8), labels[:n]) for n in (64, 4, len(labels))]
+    data = replace(sides_data(), train=parts[0], validation=parts[1], test=parts[2])
+    making = BuildSettings(data, replace(FULL_TRAINING, batch_size=64), 0, Target("xeon_int8", "openvino", "int8"))
+    network: Any = SimpleNamespace(id="a", trained_id="a", shape=SimpleNamespace(image_size=8), provenance={})
+    pace = minutes.pace_of(network, making)
+    assert pace.exporting_s == pytest.approx(2.0 + 0.01 * len(labels), rel=0.01)
+
+
 @pytest.mark.parametrize(("seconds", "px", "least_px", "steps", "size"), [
     (75.0, 32, 32, 80, 32), (300.0, 32, 32, None, 32), (3600.0, 32, 32, 320, 32), (8.0, 32, 32, 40, 32),
     (60.0, 64, 32, 80, 32), (60.0, 64, 64, 40, 64), (150.0, 64, 32, 63, 64), (60.0, 128, 32, 80, 32),
